@@ -1,0 +1,1 @@
+"""The paper, runnable: data, models, protocols, figures, claims."""
