@@ -1,0 +1,116 @@
+"""The paper's two networks (appendix B), and small ones for the digits of scikit-learn.
+
+Each ends in ten logits; the softmax belongs to the cross-entropy loss, and the regularisation
+½ λ θ², over weights and biases alike, to the optimizer's ``weight_decay``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+__all__ = ["ARCHITECTURES", "Architecture", "Convolution", "build"]
+
+
+class Convolution(NamedTuple):
+    """The paper's tuple [F, C, S, P; M]: convolution, ReLU, then max-pooling."""
+
+    width: int
+    channels: int
+    stride: int
+    padding: int
+    pooling: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network as a value: convolutions, then hidden layers of ReLU neurons, then the logits.
+
+    ``input_shape`` is (channels, height, width), as in a batch of images without its first axis.
+    """
+
+    input_shape: tuple[int, int, int]
+    convolutions: tuple[Convolution, ...] = ()
+    hidden: tuple[int, ...] = ()
+    classes: int = 10
+
+    def layers(self) -> nn.Sequential:
+        """Return the plain torch layers, initialised by torch itself.
+
+        >>> Architecture((1, 2, 2), hidden=(3,)).layers()
+        Sequential(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): Linear(in_features=4, out_features=3, bias=True)
+          (2): ReLU()
+          (3): Linear(in_features=3, out_features=10, bias=True)
+        )
+        """
+        channels, height, width = self.input_shape
+        layers: list[nn.Module] = []
+        for c in self.convolutions:
+            layers += [
+                nn.Conv2d(channels, c.channels, c.width, stride=c.stride, padding=c.padding),
+                nn.ReLU(),
+                nn.MaxPool2d(c.pooling),
+            ]
+            channels = c.channels
+            height, width = (
+                ((side + 2 * c.padding - c.width) // c.stride + 1) // c.pooling
+                for side in (height, width)
+            )
+        layers.append(nn.Flatten())
+        features = channels * height * width
+        for neurons in self.hidden:
+            layers += [nn.Linear(features, neurons), nn.ReLU()]
+            features = neurons
+        layers.append(nn.Linear(features, self.classes))
+        return nn.Sequential(*layers)
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "mlp": Architecture((1, 28, 28), hidden=(200, 200)),
+        "cnn": Architecture(
+            (3, 32, 32),
+            convolutions=(
+                Convolution(5, 16, 1, 2, 2),
+                Convolution(5, 20, 1, 2, 2),
+                Convolution(5, 20, 1, 2, 2),
+            ),
+        ),
+        "digits-mlp": Architecture((1, 8, 8), hidden=(32, 32)),
+        "digits-cnn": Architecture(
+            (1, 8, 8), convolutions=(Convolution(5, 8, 1, 2, 2), Convolution(5, 8, 1, 2, 2))
+        ),
+    }
+)
+
+
+def build(name: str, seed: int) -> nn.Sequential:
+    """Build the network ``name`` of ``ARCHITECTURES``, Xavier-initialised from ``seed`` alone.
+
+    Weights are Glorot-uniform, U(−a, a) with a = √(6 / (fan_in + fan_out)), where a filter of
+    width F has fans F² times its channels in and out; biases are zero. Torch's global random
+    state is neither read nor advanced.
+
+    >>> model = build("mlp", seed=0)
+    >>> sum(p.numel() for p in model.parameters())  # 784·200 + 200·200 + 200·10, and biases
+    199210
+    >>> model(torch.zeros(3, 1, 28, 28)).shape
+    torch.Size([3, 10])
+    """
+    if name not in ARCHITECTURES:
+        raise ValueError(f"name={name!r} is not a model; choose one of {', '.join(ARCHITECTURES)}")
+    with torch.device("meta"):  # the layers' own initialisation would draw from the global state
+        model = ARCHITECTURES[name].layers()
+    model.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    for layer in model:
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+    return model
