@@ -1,0 +1,211 @@
+"""Append-only JSONL records that survive a kill at any moment (checkpoints are in `checkpoints`).
+
+The first row tells what was run and where; each further row is one `write`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+
+import equilibrate
+
+Row = dict[str, Any]
+
+
+class RecordError(Exception):
+    """A record that cannot be made, written or read, and what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A finished or interrupted run as it stands in its file."""
+
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    rows: list[Row]
+
+
+class Writer:
+    """Writes rows to a JSONL file, each in one piece.
+
+    `mode="new"` refuses to overwrite; `"overwrite"` starts the file again; `"resume"` goes on in
+    it, if it was made with the same `config`, after its first `keep` rows (all by default), so that
+    a run resumed from a checkpoint leaves the same file as one never stopped. A missing folder is
+    made. Numbers that are not finite are written as null.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "run" / "train.jsonl"
+    >>> with Writer(path, config={"lr": 0.1}) as writer:
+    ...     writer.write({"epoch": 1, "loss": 0.5})
+    >>> read(path).rows
+    [{'epoch': 1, 'loss': 0.5}]
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        config: dict[str, Any],
+        mode: Literal["new", "resume", "overwrite"] = "new",
+        keep: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        if mode not in ("new", "resume", "overwrite"):
+            raise ValueError(f"mode must be 'new', 'resume' or 'overwrite', got {mode!r}")
+        if mode == "new" and self.path.exists():
+            raise RecordError(
+                f"{self.path} holds an earlier run: resume it, overwrite it, or choose another "
+                "folder"
+            )
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | (os.O_TRUNC if mode == "overwrite" else 0)
+            self._file = os.open(self.path, flags, 0o644)
+        except OSError as error:
+            raise RecordError(
+                f"cannot write to {self.path} ({error.strerror}): choose a folder that can be "
+                "written to"
+            ) from error
+        self.count = 0
+        if os.fstat(self._file).st_size and mode == "resume":
+            self._take_up(config, keep)
+        else:
+            os.ftruncate(self._file, 0)
+            self._append({"config": config, "environment": environment()})
+
+    def write(self, row: Row) -> None:
+        """Append one row. Once this returns, killing the process does not lose it."""
+        self._append(row)
+        self.count += 1
+
+    def sync(self) -> None:
+        """Have the disk hold all rows, so that not even a power cut loses them."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _take_up(self, config: dict[str, Any], keep: int | None) -> None:
+        lines = _whole_lines(self.path.read_bytes())
+        written = json.loads(lines[0])["config"] if lines else None
+        if written != _plain(config):
+            raise RecordError(
+                f"{self.path} was made with other settings ({_difference(written, config)}): "
+                "give the same ones to resume, or overwrite it"
+            )
+        self.count = len(lines) - 1 if keep is None else keep
+        if len(lines) < 1 + self.count:
+            raise RecordError(
+                f"{self.path} holds {len(lines) - 1} rows, the checkpoint counts {keep}: they do "
+                "not belong together; overwrite the run"
+            )
+        end = sum(len(line) + 1 for line in lines[: 1 + self.count])
+        os.ftruncate(self._file, end)
+        os.lseek(self._file, end, os.SEEK_SET)
+
+    def _append(self, row: Row) -> None:
+        data = json.dumps(_plain(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        start = os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):  # a disk that fills up takes a part
+                os.write(self._file, data[written:])
+        except OSError as error:
+            os.ftruncate(self._file, start)
+            os.lseek(self._file, start, os.SEEK_SET)
+            raise RecordError(
+                f"cannot write to {self.path} ({error.strerror}); its {self.count} rows are safe: "
+                "make room and resume"
+            ) from error
+
+
+def read(path: Path | str) -> Records:
+    """Read a record file; a last row torn by a kill is left out."""
+    path = Path(path)
+    if not path.exists():
+        raise RecordError(f"{path} does not exist: run the experiment first")
+    lines = _whole_lines(path.read_bytes())
+    try:
+        header, *rows = [json.loads(line) for line in lines]
+        return Records(header["config"], header["environment"], rows)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(
+            f"{path} is not a record of equilibrate ({type(error).__name__}: {error}): "
+            "remove it and run again"
+        ) from error
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what a run was made."""
+    return {
+        "equilibrate": equilibrate.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@contextlib.contextmanager
+def lock(folder: Path | str) -> Iterator[None]:
+    """Hold a folder for one run; a second is refused. A killed process lets go by itself."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(file)
+        raise RecordError(
+            f"another run is writing to {folder}: wait for it, or choose another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    return data.split(b"\n")[:-1]
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types; null for what is not a finite number."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def _difference(written: dict[str, Any] | None, config: dict[str, Any]) -> str:
+    if written is None:
+        return "no whole header"
+    now = _plain(config)
+    keys = [k for k in {**written, **now} if written.get(k) != now.get(k)]
+    return ", ".join(f"{k}: {written.get(k)!r} there, {now.get(k)!r} here" for k in keys)
