@@ -1,0 +1,188 @@
+"""Convolution + bias + ReLU + 2×2 max-pool of many small networks at once.
+
+An ensemble of R small CNNs spends its time in grouped convolutions. `conv_relu_pool` does a whole
+layer of all R replicas in one Triton kernel, and its backward pass uses that only the pooled maxima
+carry gradient. `conv_relu_pool_reference` is the same function in plain torch: the twin it is tested
+against, and what runs where Triton or the GPU is missing.
+"""
+
+from importlib.util import find_spec
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._geometry import Geometry
+
+__all__ = ["Precision", "conv_relu_pool", "conv_relu_pool_reference", "why_not_fused"]
+
+Precision = Literal["tf32", "tf32x3", "ieee"]
+"""How products of float32 are formed: one TF32 product, three that carry float32, or plain FMA."""
+
+LIMITS = {"channels": 64, "outputs": 64, "filter": 7}
+"""Largest sizes the kernels keep in registers."""
+
+
+def conv_relu_pool_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return max_pool2d(relu(conv2d(x[r], weight[r], bias[r], padding="same")), 2) for all r.
+
+    >>> x, weight = torch.ones(2, 1, 1, 4, 4), torch.ones(2, 1, 1, 1, 1)
+    >>> conv_relu_pool_reference(x, weight, torch.tensor([[1.0], [-3.0]])).flatten(1)
+    tensor([[2., 2., 2., 2.],
+            [0., 0., 0., 0.]])
+    """
+    replicas, batch = x.shape[:2]
+    images = x.transpose(0, 1).flatten(1, 2)
+    y = F.conv2d(
+        images, weight.flatten(0, 1), bias.flatten(), padding=weight.shape[-1] // 2, groups=replicas
+    )
+    y = F.max_pool2d(F.relu(y), 2)
+    return y.reshape(batch, replicas, weight.shape[1], *y.shape[2:]).transpose(0, 1)
+
+
+def why_not_fused(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
+    """Say why the Triton kernels cannot take these operands, or None if they can.
+
+    >>> why_not_fused(torch.ones(1, 1, 1, 3, 4), torch.ones(1, 1, 1, 1, 1), torch.ones(1, 1))
+    'height 3 is odd'
+    """
+    sizes = {"channels": x.shape[2], "outputs": weight.shape[1], "filter": weight.shape[-1]}
+    for name, size in sizes.items():
+        if size > LIMITS[name]:
+            return f"{name} {size} is above {LIMITS[name]}"
+    for name, size in (("height", x.shape[3]), ("width", x.shape[4])):
+        if size % 2:
+            return f"{name} {size} is odd"
+    if any(t.dtype != torch.float32 for t in (x, weight, bias)):
+        return f"dtypes are {x.dtype}, {weight.dtype}, {bias.dtype}, not float32"
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    return None
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> None:
+    if precision not in ("tf32", "tf32x3", "ieee"):
+        raise ValueError(f"precision must be 'tf32', 'tf32x3' or 'ieee', got {precision!r}")
+    if x.ndim != 5 or weight.ndim != 5 or bias.ndim != 2:
+        raise ValueError(
+            "x, weight and bias must have shapes (R, B, C, H, W), (R, O, C, F, F) and (R, O), got "
+            f"{tuple(x.shape)}, {tuple(weight.shape)} and {tuple(bias.shape)}"
+        )
+    replicas, outputs, channels, rows, columns = weight.shape
+    if x.shape[0] != replicas or x.shape[2] != channels or bias.shape != (replicas, outputs):
+        raise ValueError(
+            f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and bias {tuple(bias.shape)} disagree "
+            "about R, C or O; x is (R, B, C, H, W), weight (R, O, C, F, F), bias (R, O)"
+        )
+    if rows != columns or rows % 2 == 0:
+        raise ValueError(f"weight must have a square filter of odd width, got {rows}×{columns}")
+
+
+def conv_relu_pool(
+    x: Tensor, weight: Tensor, bias: Tensor, *, precision: Precision = "tf32"
+) -> Tensor:
+    """One CNN layer of R replicas: convolution (stride 1, "same"), bias, ReLU, 2×2 max-pool.
+
+    For x (R, B, C, H, W), weight (R, O, C, F, F) and bias (R, O), the result is
+    y[r, b, o, i, j] = max(0, max_{p ∈ {0,1}²} (w_{r,o} ⋆ x_{r,b} + b_{r,o})[2i + p_y, 2j + p_x])
+    of shape (R, B, O, H//2, W//2), differentiable once in all three; images shared by all replicas
+    are passed as `x.expand(R, …)`. Like torch, the gradient goes to the first of equal maxima, and
+    nowhere if the ReLU is dead. Runs are reproducible bit for bit. A NaN or infinity in x spreads
+    over the pooled pixels whose 2×2 windows it touches.
+
+    Operands the kernels cannot take (see `why_not_fused`), and all on the CPU, go through
+    `conv_relu_pool_reference`, with the precision torch is set to.
+
+    >>> x, weight, bias = torch.randn(2, 3, 1, 6, 6), torch.randn(2, 5, 1, 3, 3), torch.zeros(2, 5)
+    >>> conv_relu_pool(x, weight, bias).shape
+    torch.Size([2, 3, 5, 3, 3])
+    """
+    _check(x, weight, bias, precision)
+    if not x.is_cuda or why_not_fused(x, weight, bias) is not None:
+        return conv_relu_pool_reference(x, weight, bias)
+    return fused(x, weight, bias, precision)
+
+
+def fused(x: Tensor, weight: Tensor, bias: Tensor, precision: Precision) -> Tensor:
+    """`conv_relu_pool` through the Triton kernels, whatever the device."""
+    return cast(Tensor, _forward(x, weight, bias, precision)[0])
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    return x.permute(0, 1, 4, 2, 3)
+
+
+# Custom operators, so that torch.compile and its kin take the kernels as they are.
+
+
+@torch.library.custom_op("equilibrate::conv_relu_pool", mutates_args=())
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    from . import _launch
+
+    g = Geometry.of(weight, x=x)
+    packed = _launch.pack(x, g, precision)
+    y, argmax = _launch.forward(packed, weight, bias, g, precision)
+    return _channels_first(y), argmax, packed
+
+
+@torch.library.custom_op("equilibrate::conv_relu_pool_weight_gradient", mutates_args=())
+def _weight_gradient(
+    packed: Tensor, grad: Tensor, argmax: Tensor, weight: Tensor, precision: str
+) -> tuple[Tensor, Tensor]:
+    from . import _launch
+
+    g = Geometry.of(weight, y=grad)
+    return _launch.weight_gradient(packed, grad, argmax, g, precision)
+
+
+@torch.library.custom_op("equilibrate::conv_relu_pool_input_gradient", mutates_args=())
+def _input_gradient(weight: Tensor, grad: Tensor, argmax: Tensor, precision: str) -> Tensor:
+    from . import _launch
+
+    g = Geometry.of(weight, y=grad)
+    return _channels_first(_launch.input_gradient(weight, grad, argmax, g, precision))
+
+
+@_forward.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    g = Geometry.of(weight, x=x)
+    argmax = x.new_empty(g.pooled_shape, dtype=torch.uint8)
+    return _channels_first(x.new_empty(g.pooled_shape)), argmax, x.new_empty(g.packed_shape)
+
+
+@_weight_gradient.register_fake
+def _(
+    packed: Tensor, grad: Tensor, argmax: Tensor, weight: Tensor, precision: str
+) -> tuple[Tensor, Tensor]:
+    return weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
+
+
+@_input_gradient.register_fake
+def _(weight: Tensor, grad: Tensor, argmax: Tensor, precision: str) -> Tensor:
+    g = Geometry.of(weight, y=grad)
+    return _channels_first(weight.new_empty(g.image_shape))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, weight, _, ctx.precision = inputs
+    _, argmax, packed = output
+    ctx.mark_non_differentiable(argmax, packed)
+    ctx.save_for_backward(weight, argmax, packed)
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    weight, argmax, packed = ctx.saved_tensors
+    grad_x = grad_weight = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        grad_x = _input_gradient(weight, grad, argmax, ctx.precision)
+    if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+        grad_weight, grad_bias = _weight_gradient(packed, grad, argmax, weight, ctx.precision)
+    return grad_x, grad_weight, grad_bias, None
+
+
+_forward.register_autograd(_backward, setup_context=_save)

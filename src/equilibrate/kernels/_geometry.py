@@ -1,0 +1,78 @@
+"""Sizes of one layer, and how the kernels lay them out."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of one layer and what follows from them."""
+
+    replicas: int
+    batch: int
+    channels: int
+    height: int
+    width: int
+    outputs: int
+    filter: int
+
+    @classmethod
+    def of(cls, weight: Tensor, *, x: Tensor | None = None, y: Tensor | None = None) -> "Geometry":
+        """Read the sizes off the weight and either the images or the result."""
+        replicas, outputs, channels, _, width = weight.shape
+        if x is not None:
+            return cls(replicas, x.shape[1], channels, x.shape[3], x.shape[4], outputs, width)
+        assert y is not None
+        return cls(replicas, y.shape[1], channels, 2 * y.shape[3], 2 * y.shape[4], outputs, width)
+
+    @property
+    def padded_channels(self) -> int:
+        """Channels of the packed image: 16-byte loads need a multiple of 4."""
+        return -(-self.channels // 4) * 4
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Shape of the images in memory, channels last."""
+        return (self.replicas, self.batch, self.height, self.width, self.channels)
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        """Shape of the packed image, with its border of zeros."""
+        border = self.filter // 2 * 2
+        size = (self.height + border, self.width + border)
+        return (self.replicas, self.batch, *size, self.padded_channels)
+
+    @property
+    def patch(self) -> int:
+        """Entries of the patch under a pooled pixel."""
+        return (self.filter + 1) ** 2 * self.padded_channels
+
+    @property
+    def pooled(self) -> int:
+        """Pooled pixels of a replica."""
+        return self.batch * (self.height // 2) * (self.width // 2)
+
+    @property
+    def pooled_shape(self) -> tuple[int, ...]:
+        """Shape of the result in memory, channels last."""
+        return (self.replicas, self.batch, self.height // 2, self.width // 2, self.outputs)
+
+    @property
+    def reach(self) -> int:
+        """How many pooled pixels away an input pixel still has a say."""
+        return (self.filter // 2 + 1) // 2
+
+
+def main_and_tail(count: int) -> tuple[int, int]:
+    """Two powers of two, or one and 0, that cover `count` with the fewest left over.
+
+    >>> main_and_tail(16), main_and_tail(20), main_and_tail(3), main_and_tail(30)
+    ((16, 0), (16, 4), (4, 0), (32, 0))
+    """
+    main = max(4, 1 << (count.bit_length() - 1))
+    rest = max(0, count - main)
+    if rest == 0:
+        return main, 0
+    tail = max(4, 1 << (rest - 1).bit_length())
+    return (main, tail) if tail < main else (2 * main, 0)

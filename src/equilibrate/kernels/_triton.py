@@ -1,0 +1,378 @@
+"""The Triton kernels behind `conv_relu_pool`; `_launch.py` names their shapes and starts them.
+
+A pooled pixel sees an (F+1)² patch of the input, and its four candidates are four shifted F² filters
+in that patch. So the convolution is one matrix product, patch (K = (F+1)²·C) times filters (N = 4·O),
+with the maximum over the four taken in registers: each input is read once for all four. The filter
+matrix is 25/36 full at F = 5; the tensor cores have the slack, the memory has not.
+
+    forward           Y[m, (o, p)] = Σ_k patch[m, k] · filters[(o, p), k],  then bias, max over p, ReLU
+    weight gradient   D[k, (p, o)] = Σ_m patch[m, k] · S[m, (p, o)],        then fold p into the filter
+    input gradient    X[m, (s, c)] = Σ_j S[m + j, (p, o)] · filters'[(s, c), (j, p, o)]
+
+where m runs over pooled pixels, p over the four pool positions, s over the four pixels of a 2×2 block
+of the input, j over the neighbouring pooled pixels and S[m, (p, o)] is the gradient of pooled pixel m
+if its maximum sat at p, else 0.
+Powers of two rule block shapes, so a count such as O = 20 is covered by a main block of 16 and a tail
+of 4 (names ending in `_TAIL`; 0 for none), not by 32.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def round_to_tf32(v):
+    """Nearest TF32 value: the tensor cores cut the low 13 bits off, which would bias every product."""
+    bits = v.to(tl.int32, bitcast=True)
+    rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(v == v, rounded, v)
+
+
+@triton.jit
+def pack_kernel(
+    x, packed, stride_r, stride_b, stride_c, stride_y, stride_x, pixels,
+    C: tl.constexpr, CP: tl.constexpr, CB: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    PAD: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy images to channels-last with a border of zeros: (R, B, H+2·PAD, W+2·PAD, CP)."""
+    r = tl.program_id(1).to(tl.int64)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.arange(0, CB)
+    HP: tl.constexpr = H + 2 * PAD
+    WP: tl.constexpr = W + 2 * PAD
+    b = pixel // (HP * WP)
+    iy = pixel // WP % HP - PAD
+    ix = pixel % WP - PAD
+    inside = (pixel < pixels) & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
+    source = x + r * stride_r + b * stride_b + iy * stride_y + ix * stride_x
+    v = tl.load(
+        source[:, None] + c[None, :] * stride_c, mask=inside[:, None] & (c < C)[None, :], other=0.0
+    )
+    if ROUND:
+        v = round_to_tf32(v)
+    target = packed + r * pixels * CP + pixel[:, None] * CP + c[None, :]
+    tl.store(target, v, mask=(pixel < pixels)[:, None] & (c < CP)[None, :])
+
+
+@triton.jit
+def expand_filters_kernel(
+    weight, filters, stride_r,
+    O: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
+    N: tl.constexpr, KP: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """filters[r, 4·o + p, (y, x, c)] = weight[r, o, c, y − p_y, x − p_x], 0 outside."""
+    r = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = t // KP
+    k = t % KP
+    o = n // 4
+    tap = k // CP
+    c = k % CP
+    dy = tap // (F + 1) - n % 4 // 2
+    dx = tap % (F + 1) - n % 2
+    valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
+    v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
+    if ROUND:
+        v = round_to_tf32(v)
+    tl.store(filters + r * N * KP + t, v, mask=n < N)
+
+
+@triton.jit
+def split_main_tail(t, MAIN: tl.constexpr, TAIL: tl.constexpr):
+    """(quarter, channel) of column t: four blocks of MAIN channels, then four of TAIL."""
+    if TAIL > 0:
+        u = t - 4 * MAIN
+        return tl.where(u < 0, t // MAIN, u // TAIL), tl.where(u < 0, t % MAIN, MAIN + u % TAIL)
+    else:
+        return t // MAIN, t % MAIN
+
+
+@triton.jit
+def expand_transpose_kernel(
+    weight, filters, stride_r,
+    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
+    C: tl.constexpr, C_MAIN: tl.constexpr, C_TAIL: tl.constexpr,
+    F: tl.constexpr, REACH: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """filters'[r, (s, c), (j, p, o)] = weight[r, o, c, dy, dx], dy = s_y + F//2 − 2·j_y − p_y."""
+    SPAN: tl.constexpr = 2 * REACH + 1
+    OP: tl.constexpr = O_MAIN + O_TAIL
+    N: tl.constexpr = 4 * (C_MAIN + C_TAIL)
+    K: tl.constexpr = SPAN * SPAN * 4 * OP
+    r = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = t // K
+    k = t % K
+    j = k // (4 * OP)
+    k = k % (4 * OP)
+    p, o = split_main_tail(k, O_MAIN, O_TAIL)
+    s, c = split_main_tail(n, C_MAIN, C_TAIL)
+    dy = s // 2 + F // 2 - 2 * (j // SPAN - REACH) - p // 2
+    dx = s % 2 + F // 2 - 2 * (j % SPAN - REACH) - p % 2
+    valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
+    v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
+    if ROUND:
+        v = round_to_tf32(v)
+    tl.store(filters + r * N * K + t, v, mask=n < N)
+
+
+@triton.jit
+def patch_offset(k, CP: tl.constexpr, WP: tl.constexpr, F: tl.constexpr):
+    """Where entry k = (y, x, c) of a patch lies: a row of the patch is contiguous in `packed`."""
+    SEGMENT: tl.constexpr = (F + 1) * CP
+    offset = k + k // SEGMENT * (WP * CP - SEGMENT)
+    return tl.max_contiguous(tl.multiple_of(offset, 4), 4)  # CP is a multiple of 4
+
+
+@triton.jit
+def pool(acc, bias, o, O: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr):
+    """Bias, maximum over the four positions (the first of equals) and ReLU; 4 marks a dead one."""
+    b = tl.load(bias + o, mask=o < O, other=0.0)
+    v = tl.reshape(acc, (BM, BO, 4)) + b[None, :, None]
+    best, position = tl.max(v, axis=2, return_indices=True, return_indices_tie_break_left=True)
+    dead = best <= 0  # and not best > 0: a NaN must stay one
+    return tl.where(dead, 0.0, best), tl.where(dead, 4, position).to(tl.uint8)
+
+
+@triton.jit
+def forward_kernel(
+    packed, filters, bias, y, argmax, stride_bias, M,
+    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, KP: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y[r, m, o] and argmax[r, m, o] for BM pooled pixels of one replica."""
+    PAD: tl.constexpr = F // 2
+    HP: tl.constexpr = H + 2 * PAD
+    WP: tl.constexpr = W + 2 * PAD
+    H2: tl.constexpr = H // 2
+    W2: tl.constexpr = W // 2
+    K: tl.constexpr = (F + 1) * (F + 1) * CP
+    N_MAIN: tl.constexpr = 4 * O_MAIN
+    N_TAIL: tl.constexpr = 4 * O_TAIL
+    r = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    row = tl.minimum(m, M - 1)
+    start = (row // (H2 * W2) * HP + row // W2 % H2 * 2) * WP + row % W2 * 2
+    patch = packed + r * (M // (H2 * W2) * (HP * WP * CP)) + start * CP
+    filters += r * ((N_MAIN + N_TAIL) * KP)
+    n = tl.arange(0, N_MAIN)
+    acc = tl.zeros((BM, N_MAIN), tl.float32)
+    if O_TAIL > 0:
+        n_tail = N_MAIN + tl.arange(0, N_TAIL)
+        acc_tail = tl.zeros((BM, N_TAIL), tl.float32)
+    for k0 in range(0, KP, BK):
+        k = k0 + tl.arange(0, BK)
+        source = patch[:, None] + patch_offset(k, CP, WP, F)[None, :]
+        if KP > K:
+            a = tl.load(source, mask=(k < K)[None, :], other=0.0)
+        else:
+            a = tl.load(source)
+        w = tl.load(filters + n[None, :] * KP + k[:, None])
+        acc = tl.dot(a, w, acc, input_precision=PRECISION)
+        if O_TAIL > 0:
+            w_tail = tl.load(filters + n_tail[None, :] * KP + k[:, None])
+            acc_tail = tl.dot(a, w_tail, acc_tail, input_precision=PRECISION)
+    target = (r * M + m)[:, None] * O
+    o = tl.arange(0, O_MAIN)
+    value, position = pool(acc, bias + r * stride_bias, o, O, BM, O_MAIN)
+    inside = (m < M)[:, None] & (o < O)[None, :]
+    tl.store(y + target + o[None, :], value, mask=inside)
+    tl.store(argmax + target + o[None, :], position, mask=inside)
+    if O_TAIL > 0:
+        o = O_MAIN + tl.arange(0, O_TAIL)
+        value, position = pool(acc_tail, bias + r * stride_bias, o, O, BM, O_TAIL)
+        inside = (m < M)[:, None] & (o < O)[None, :]
+        tl.store(y + target + o[None, :], value, mask=inside)
+        tl.store(argmax + target + o[None, :], position, mask=inside)
+
+
+@triton.jit
+def load_gradient(grad, argmax, o, stride_o, inside, O: tl.constexpr):
+    """Gradient and argmax of pooled pixels (pointers to channel 0) in channels o."""
+    mask = inside[:, None] & (o < O)[None, :]
+    g = tl.load(grad[:, None] + o[None, :] * stride_o, mask=mask, other=0.0)
+    i = tl.load(argmax[:, None] + o[None, :], mask=mask, other=4)
+    return g, i
+
+
+@triton.jit
+def scatter(g, i, BM: tl.constexpr, BO: tl.constexpr, ROUND: tl.constexpr):
+    """S[m, (p, o)]: the gradient at the position its maximum came from, 0 at the other three."""
+    if ROUND:
+        g = round_to_tf32(g)
+    p = tl.arange(0, 4)
+    hit = i.to(tl.int32)[:, None, :] == p[None, :, None]
+    return tl.reshape(tl.where(hit, g[:, None, :], 0.0), (BM, 4 * BO))
+
+
+@triton.jit
+def weight_gradient_kernel(
+    packed, grad, argmax, partial, partial_bias,
+    stride_r, stride_b, stride_o, stride_y, stride_x, M,
+    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
+    STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """D[k, (p, o)] over STEPS·BM pooled pixels: a summand of its own, so that the sum has one order."""
+    PAD: tl.constexpr = F // 2
+    HP: tl.constexpr = H + 2 * PAD
+    WP: tl.constexpr = W + 2 * PAD
+    H2: tl.constexpr = H // 2
+    W2: tl.constexpr = W // 2
+    K: tl.constexpr = (F + 1) * (F + 1) * CP
+    N_MAIN: tl.constexpr = 4 * O_MAIN
+    N_TAIL: tl.constexpr = 4 * O_TAIL
+    split = tl.program_id(1)
+    r = tl.program_id(2).to(tl.int64)
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    offset = patch_offset(k, CP, WP, F)
+    packed += r * (M // (H2 * W2) * (HP * WP * CP))
+    grad += r * stride_r
+    argmax += r * M * O
+    o = tl.arange(0, O_MAIN)
+    acc = tl.zeros((BK, N_MAIN), tl.float32)
+    total = tl.zeros((BM, O_MAIN), tl.float32)
+    if O_TAIL > 0:
+        o_tail = O_MAIN + tl.arange(0, O_TAIL)
+        acc_tail = tl.zeros((BK, N_TAIL), tl.float32)
+        total_tail = tl.zeros((BM, O_TAIL), tl.float32)
+    for step in range(STEPS):
+        m = (split * STEPS + step) * BM + tl.arange(0, BM)
+        row = tl.minimum(m, M - 1)
+        b = row // (H2 * W2)
+        qy = row // W2 % H2
+        qx = row % W2
+        patch = packed + ((b * HP + qy * 2) * WP + qx * 2) * CP
+        if K % BK > 0:
+            a = tl.load(patch[:, None] + offset[None, :], mask=(k < K)[None, :], other=0.0)
+        else:
+            a = tl.load(patch[:, None] + offset[None, :])
+        a = tl.trans(a)
+        source = grad + b * stride_b + qy * stride_y + qx * stride_x
+        g, i = load_gradient(source, argmax + row * O, o, stride_o, m < M, O)
+        total += tl.where(i < 4, g, 0.0)
+        acc = tl.dot(a, scatter(g, i, BM, O_MAIN, ROUND), acc, input_precision=PRECISION)
+        if O_TAIL > 0:
+            g, i = load_gradient(source, argmax + row * O, o_tail, stride_o, m < M, O)
+            total_tail += tl.where(i < 4, g, 0.0)
+            acc_tail = tl.dot(
+                a, scatter(g, i, BM, O_TAIL, ROUND), acc_tail, input_precision=PRECISION
+            )
+    piece = split * tl.num_programs(2) + r
+    n = tl.arange(0, N_MAIN)
+    target = partial + (piece * K + k)[:, None] * (N_MAIN + N_TAIL)
+    tl.store(target + n[None, :], acc, mask=(k < K)[:, None])
+    if tl.program_id(0) == 0:
+        tl.store(partial_bias + piece * (O_MAIN + O_TAIL) + o, tl.sum(total, axis=0))
+    if O_TAIL > 0:
+        n = N_MAIN + tl.arange(0, N_TAIL)
+        tl.store(target + n[None, :], acc_tail, mask=(k < K)[:, None])
+        if tl.program_id(0) == 0:
+            tl.store(partial_bias + piece * (O_MAIN + O_TAIL) + o_tail, tl.sum(total_tail, axis=0))
+
+
+@triton.jit
+def fold_kernel(
+    partial, partial_bias, grad_weight, grad_bias,
+    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """grad_weight[r, o, c, y, x] = Σ_split Σ_p D[(y + p_y, x + p_x, c), (p, o)], in that order."""
+    OP: tl.constexpr = O_MAIN + O_TAIL
+    K: tl.constexpr = (F + 1) * (F + 1) * CP
+    r = tl.program_id(1).to(tl.int64)
+    replicas = tl.num_programs(1)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    o = t % O
+    c = t // O % C
+    dx = t // (O * C) % F
+    dy = t // (O * C * F)
+    valid = dy < F
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for split in range(SPLITS):
+        piece = partial + (split * replicas + r) * (K * 4 * OP)
+        for p in tl.static_range(4):
+            k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
+            n = tl.where(o < O_MAIN, p * O_MAIN + o, 4 * O_MAIN + p * O_TAIL + o - O_MAIN)
+            acc += tl.load(piece + k * (4 * OP) + n, mask=valid, other=0.0)
+    target = ((r * O + o) * C + c) * (F * F) + dy * F + dx
+    tl.store(grad_weight + target, acc, mask=valid)
+    if tl.program_id(0) == 0:
+        acc_bias = tl.zeros((BLOCK,), tl.float32)
+        for split in range(SPLITS):
+            piece = partial_bias + (split * replicas + r) * OP
+            acc_bias += tl.load(piece + t, mask=t < O, other=0.0)
+        tl.store(grad_bias + r * O + t, acc_bias, mask=t < O)
+
+
+@triton.jit
+def input_gradient_kernel(
+    filters, grad, argmax, grad_x,
+    stride_r, stride_b, stride_o, stride_y, stride_x, M,
+    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
+    C: tl.constexpr, C_MAIN: tl.constexpr, C_TAIL: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, REACH: tl.constexpr,
+    BM: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """grad_x on the 2×2 blocks under BM pooled pixels of one replica."""
+    H2: tl.constexpr = H // 2
+    W2: tl.constexpr = W // 2
+    SPAN: tl.constexpr = 2 * REACH + 1
+    K_MAIN: tl.constexpr = 4 * O_MAIN
+    K_TAIL: tl.constexpr = 4 * O_TAIL
+    K: tl.constexpr = SPAN * SPAN * (K_MAIN + K_TAIL)
+    N_MAIN: tl.constexpr = 4 * C_MAIN
+    N_TAIL: tl.constexpr = 4 * C_TAIL
+    r = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    b = m // (H2 * W2)
+    qy = m // W2 % H2
+    qx = m % W2
+    filters += r * ((N_MAIN + N_TAIL) * K)
+    grad += r * stride_r
+    argmax += r * M * O
+    o = tl.arange(0, O_MAIN)
+    n = tl.arange(0, N_MAIN)
+    acc = tl.zeros((BM, N_MAIN), tl.float32)
+    if O_TAIL > 0:
+        o_tail = O_MAIN + tl.arange(0, O_TAIL)
+    if C_TAIL > 0:
+        n_tail = N_MAIN + tl.arange(0, N_TAIL)
+        acc_tail = tl.zeros((BM, N_TAIL), tl.float32)
+    for j in range(SPAN * SPAN):
+        jy = j // SPAN - REACH
+        jx = j % SPAN - REACH
+        inside = (m < M) & (qy + jy >= 0) & (qy + jy < H2) & (qx + jx >= 0) & (qx + jx < W2)
+        source = grad + b * stride_b + (qy + jy) * stride_y + (qx + jx) * stride_x
+        index = argmax + (m + jy * W2 + jx) * O
+        k = j * (K_MAIN + K_TAIL) + tl.arange(0, K_MAIN)
+        g, i = load_gradient(source, index, o, stride_o, inside, O)
+        a = scatter(g, i, BM, O_MAIN, ROUND)
+        w = tl.load(filters + n[None, :] * K + k[:, None])
+        acc = tl.dot(a, w, acc, input_precision=PRECISION)
+        if C_TAIL > 0:
+            w = tl.load(filters + n_tail[None, :] * K + k[:, None])
+            acc_tail = tl.dot(a, w, acc_tail, input_precision=PRECISION)
+        if O_TAIL > 0:
+            k = j * (K_MAIN + K_TAIL) + K_MAIN + tl.arange(0, K_TAIL)
+            g, i = load_gradient(source, index, o_tail, stride_o, inside, O)
+            a = scatter(g, i, BM, O_TAIL, ROUND)
+            w = tl.load(filters + n[None, :] * K + k[:, None])
+            acc = tl.dot(a, w, acc, input_precision=PRECISION)
+            if C_TAIL > 0:
+                w = tl.load(filters + n_tail[None, :] * K + k[:, None])
+                acc_tail = tl.dot(a, w, acc_tail, input_precision=PRECISION)
+    corner = r * M * (4 * C) + ((b * H + qy * 2) * W + qx * 2) * C
+    s = n // C_MAIN
+    c = n % C_MAIN
+    target = grad_x + corner[:, None] + ((s // 2 * W + s % 2) * C + c)[None, :]
+    tl.store(target, acc, mask=(m < M)[:, None] & (c < C)[None, :])
+    if C_TAIL > 0:
+        n = tl.arange(0, N_TAIL)
+        s = n // C_TAIL
+        c = C_MAIN + n % C_TAIL
+        target = grad_x + corner[:, None] + ((s // 2 * W + s % 2) * C + c)[None, :]
+        tl.store(target, acc_tail, mask=(m < M)[:, None] & (c < C)[None, :])
