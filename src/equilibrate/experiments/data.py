@@ -1,10 +1,11 @@
 """Digits, MNIST and CIFAR-10 as tensors, preprocessed as in appendix B of the paper."""
 
 import hashlib
+import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -177,23 +178,24 @@ def _published(
     roots = [Path(root).expanduser() for root in named if root]
     places = [(root / folder, read) for root in roots for folder, read in source.folders.items()]
     for folder, read in places:
-        if folder.is_dir() and any(folder.iterdir()):
+        if os.path.isdir(folder):
             return read(folder)
-    failure = "downloading was not asked for"
+    failure = "was not to be downloaded"
     if download:
         try:
             _download(source, roots[0], progress)
-        except (OSError, ValueError) as error:  # ValueError: a checksum that differs
-            failure = f"downloading failed: {error}"
+        except OSError as error:
+            failure = f"could not be downloaded ({error})"
         else:
             folder, read = places[0]
             return read(folder)
     looked = "".join(f"\n  {folder}" for folder, _ in places)
+    files = ", ".join(Path(file).name for file in source.downloads)
     raise DataError(
-        f"{name} was not found, and {failure}.\nLooked for it in:{looked}\n"
-        f"Put the official files ({', '.join(source.downloads)} from {source.mirrors[0]}, "
-        "unpacked) in one of these folders, or name the folder that has them with data_dir or "
-        "the environment variable EQUILIBRATE_DATA."
+        f"{name} was not found and {failure}. Looked for it in:{looked}\n"
+        f"Put the official files there by hand ({files} from {source.mirrors[0]}; archives "
+        "unpacked), or give the folder that holds them as data_dir or in the environment "
+        "variable EQUILIBRATE_DATA."
     )
 
 
@@ -207,13 +209,7 @@ def _download(source: _Source, root: Path, progress: bool) -> None:
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="equilibrate-download-", dir=root) as scratch:
         for file, sha256 in source.downloads.items():
-            for mirror in source.mirrors:
-                try:
-                    _retrieve(f"{mirror}/{Path(file).name}", sha256, Path(scratch, file), progress)
-                    break
-                except (OSError, ValueError):
-                    if mirror == source.mirrors[-1]:
-                        raise
+            _retrieve(source.mirrors, Path(scratch, file), sha256, progress)
         (root / folder).parent.mkdir(exist_ok=True)
         try:
             Path(scratch, folder).replace(root / folder)
@@ -222,24 +218,42 @@ def _download(source: _Source, root: Path, progress: bool) -> None:
                 raise
 
 
-def _retrieve(url: str, sha256: str, target: Path, progress: bool) -> None:
-    """Download one file to ``target`` and check it; unpack it there if it is an archive."""
+def _retrieve(mirrors: Sequence[str], target: Path, sha256: str, progress: bool) -> None:
+    """Download one file, from the first mirror that gives it right, and unpack an archive."""
     import pooch
+    import requests
 
-    logger = pooch.get_logger()
+    failures: list[str] = []
+    for mirror in mirrors:
+        try:
+            with (
+                _quiet(pooch.get_logger()),
+                _Bar(target.name) if progress else nullcontext() as bar,
+            ):
+                downloader: Any = pooch.HTTPDownloader(cast(Any, bar), chunk_size=2**16)
+                pooch.retrieve(
+                    url=f"{mirror}/{target.name}",
+                    known_hash=f"sha256:{sha256}",
+                    fname=target.name,
+                    path=target.parent,
+                    processor=pooch.Untar(extract_dir=".") if ".tar" in target.name else None,
+                    downloader=downloader,
+                )
+            return
+        except requests.ConnectionError:
+            failures.append(f"no connection to {mirror}")
+        except (OSError, ValueError) as error:  # ValueError: the checksum differs
+            failures.append(f"{mirror}: {error}")
+    raise OSError("; ".join(failures))
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Silence what would be written across the progress bar."""
     level = logger.level
-    logger.setLevel("WARNING")  # it would write into the bar, and of the scratch folder
+    logger.setLevel(logging.WARNING)
     try:
-        with _Bar(target.name) if progress else nullcontext(False) as bar:
-            downloader: Any = pooch.HTTPDownloader(progressbar=cast(Any, bar), chunk_size=2**16)
-            pooch.retrieve(
-                url=url,
-                known_hash=f"sha256:{sha256}",
-                fname=target.name,
-                path=target.parent,
-                processor=pooch.Untar(extract_dir=".") if target.name.endswith(".tar.gz") else None,
-                downloader=downloader,
-            )
+        yield
     finally:
         logger.setLevel(level)
 

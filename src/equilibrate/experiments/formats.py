@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import math
+import os
 import pickle
 import struct
 import zlib
@@ -94,7 +95,7 @@ def read_cifar_python(folder: Path) -> Pixels:
 def _fault(path: Path, wrong: str) -> DataError:
     return DataError(
         f"{path} {wrong}. Put the official file there, "
-        f"or remove the folder {path.parent} to have it downloaded again."
+        f"or remove the folder {path.parent} to have it downloaded afresh."
     )
 
 
@@ -120,7 +121,7 @@ def _check_sum(path: Path, content: bytes, file: _File) -> None:
 def _read_idx(path: Path, file: _File) -> NDArray[np.uint8]:
     """Read an IDX file: a magic number (0, 0, 8 for bytes, the number of axes), sizes, bytes."""
     zipped = path.with_name(path.name + ".gz")
-    if not path.exists() and zipped.exists():
+    if os.path.exists(zipped) and not os.path.exists(path):
         path = zipped
         try:
             content = gzip.decompress(_read(path))
@@ -164,37 +165,34 @@ def _read_cifar(folder: Path, suffix: str, read: Callable[[Path, _File], bytes])
     )
 
 
-def _dtype(code: str | bytes, align: int, copy: int) -> np.dtype[Any]:
-    """Stand in for ``np.dtype``, which warns of the numbers 0 and 1 that old pickles pass it."""
-    return np.dtype(code if isinstance(code, str) else code.decode(), bool(align), bool(copy))
+class _Inert:
+    """Stands for what a pickle asks to be built: it keeps what it is told and runs nothing."""
+
+    def __init__(self, *_: object) -> None:
+        self.state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
 
 
-# The function's module has moved between versions of numpy; an array knows where it is.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-_ADMITTED = {
-    "numpy.core.multiarray._reconstruct": _RECONSTRUCT,
-    "numpy._core.multiarray._reconstruct": _RECONSTRUCT,
-    "numpy.ndarray": np.ndarray,
-    "numpy.dtype": _dtype,
-}
+class _InertUnpickler(pickle.Unpickler):
+    """Reads containers, strings and numbers; arrays become ``_Inert``, all else is refused."""
 
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickle containers, strings, numbers and numpy arrays, and nothing that could run code."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
+    def find_class(self, module_name: str, global_name: str, /) -> type[_Inert]:
         name = f"{module_name}.{global_name}"
-        if name not in _ADMITTED:
+        if name not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
             raise pickle.UnpicklingError(f"it asks for {name}, which no CIFAR-10 batch contains")
-        return _ADMITTED[name]
+        return _Inert
 
 
 def _read_pickled_records(path: Path, file: _File) -> bytes:
     content = io.BytesIO(_read(path))
     try:
-        batch = _ArrayUnpickler(content, encoding="bytes").load()
-        labels, pixels = batch[b"labels"], batch[b"data"]
-        records = np.column_stack([np.array(labels, np.uint8), pixels])
+        batch = _InertUnpickler(content, encoding="bytes").load()
+        labels = np.array(batch[b"labels"], np.uint8)
+        # an array's state: version, shape, dtype, whether in Fortran's order, bytes
+        pixels = np.frombuffer(batch[b"data"].state[4], np.uint8)
+        records = np.column_stack([labels, pixels.reshape(len(labels), file.shape[1] - 1)])
     except Exception as error:  # a damaged pickle may raise anything
-        raise _fault(path, f"is refused as a python batch: {error}") from error
+        raise _fault(path, f"is not a python batch of CIFAR-10: {error!r}") from error
     return records.tobytes()
