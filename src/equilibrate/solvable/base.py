@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +38,7 @@ class Step:
         return State(self.next_position, self.next_velocity)
 
 
-class SolvableSGD:
+class SolvableSGD(ABC):
     """SGD with momentum on a quadratic loss: all averages follow from its Hessian and mean noise.
 
     Written in w = v/(1−ν), dampening only rescales the learning rate, to α = η(1−ν). For modes i, j
@@ -178,12 +179,16 @@ class SolvableSGD:
         """∇f = H(θ−θ*) for θ of shape (…, d)."""
         return (theta - self.minimum) @ self.hessian
 
+    @abstractmethod
     def gradient(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """A mini-batch gradient g for each row of θ of shape (…, d), in θ's own dtype."""
-        raise NotImplementedError
 
     def stationary(self, replicas: int, generator: torch.Generator) -> State:
-        """Replicas drawn from the Gaussian with the stationary mean and covariance of (θ, v)."""
+        """Replicas drawn from the Gaussian with the stationary mean and covariance of (θ, v).
+
+        For `Quadratic` that is the stationary law itself. For `LinearRegression` averages of two
+        factors are exact from the first step on, while higher moments still have to relax.
+        """
         draw = gaussian((replicas,), root(self.state_covariance), generator)
         position, velocity = draw.chunk(2, dim=-1)
         return State(self.minimum + position, velocity)

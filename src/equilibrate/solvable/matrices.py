@@ -42,6 +42,8 @@ def vector(name: str, value: Tensor | None, like: Tensor) -> Tensor:
     entries = torch.as_tensor(value).to(like)
     if entries.shape != like[0].shape:
         raise ValueError(f"{name} must have shape ({len(like)},), got {tuple(entries.shape)}")
+    if not entries.isfinite().all():
+        raise ValueError(f"{name} must be finite, got {entries.tolist()}")
     return entries
 
 

@@ -87,7 +87,9 @@ class Quadratic(SolvableSGD):
         return self._form_covariance(1.0, 0.0, steps=0)
 
     def norm_autocorrelation(self, steps: int) -> float:
-        """ρ_N(n), the correlation of N = |θ|² with itself n = `steps` later."""
+        """ρ_N(n), the correlation of N = |θ|² with itself n = `steps` later; nan without noise."""
+        if self.norm_variance == 0:
+            return math.nan
         return self._form_covariance(1.0, 0.0, steps) / self.norm_variance
 
     def residual_deviation(self, steps: int) -> float:
@@ -98,6 +100,8 @@ class Quadratic(SolvableSGD):
         beyond a few relaxation times. Without momentum that is sqrt(2 Var N (1 − ρ_N(n))) /
         (nη²⟨g²⟩). Without noise it is nan, as L̄/R̄ = 0/0 is.
         """
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
         if self.right == 0:
             return math.nan
         norm, product = (1 - self.momentum) / (2 * self.lr), self.momentum
@@ -107,6 +111,8 @@ class Quadratic(SolvableSGD):
 
     def _form_covariance(self, norm: float, product: float, steps: int) -> float:
         """Covariance of norm·|θ|² + product·θ·v with itself `steps` later, by Wick's theorem."""
+        if steps < 0:
+            raise ValueError(f"steps must not be negative, got {steps}")
         weights = self.hessian.new_tensor([[norm, product / 2], [product / 2, 0.0]])
         form = torch.kron(weights, torch.eye(len(self.hessian)).to(weights))
         lagged = torch.linalg.matrix_power(self.transition, steps) @ self.state_covariance

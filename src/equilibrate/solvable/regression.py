@@ -25,8 +25,7 @@ class LinearRegression(SolvableSGD):
         G = 2(1−μ)1 − [(1−μ)/(1+μ) + 1/S]αA
 
     (Ziyin et al., 2022), and every average of two factors is that of a `Quadratic` with this C. The
-    mean square stays finite as long as G is positive and q < 1. The stationary law is not Gaussian,
-    but `stationary` starts with its exact mean and covariance, and these stay exact at every step.
+    mean square stays finite as long as G is positive and q < 1.
 
     >>> model = LinearRegression(torch.tensor([1.0, 0.5]), label_noise=1.0, batch=4, lr=0.5)
     >>> abs(model.left / model.right - 1) < 1e-12
@@ -50,8 +49,8 @@ class LinearRegression(SolvableSGD):
             raise ValueError(
                 f"label_noise must be a variance, finite and at least 0, got {self.label_noise}"
             )
-        if self.batch < 1:
-            raise ValueError(f"batch must be at least 1, got {self.batch}")
+        if not (isinstance(self.batch, int) and self.batch >= 1):
+            raise ValueError(f"batch must be an integer of at least 1, got {self.batch}")
         design = positive_definite("design", self.design)
         solution = vector("solution", self.solution, like=design)
         self._set(design=design, solution=solution, hessian=design, minimum=solution)
