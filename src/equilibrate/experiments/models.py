@@ -108,9 +108,9 @@ def build(name: str, seed: int) -> nn.Sequential:
         model = ARCHITECTURES[name].layers()
     model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
-    for layer in model:
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.xavier_uniform_(layer.weight, generator=generator)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.xavier_uniform_(parameter, generator=generator)
+        else:
+            nn.init.zeros_(parameter)
     return model
