@@ -1,0 +1,122 @@
+"""What the records of a reproduction hold, as arrays: all that figures and claims are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibrate import records
+from equilibrate.experiments.protocols import Run, Stairs
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The rows of one run: `epoch` has one entry for each row, a column one row for each."""
+
+    run: Run
+    profile: str
+    environment: Mapping[str, Any]
+    epoch: Array
+    rows: tuple[Mapping[str, Any], ...]
+
+    def column(self, name: str, arm: str | None = None) -> Array:
+        """Values of shape (rows, replicas), of one arm or all; nan where a row has none."""
+        missing = [None] * len(self.run.replicas)
+        values = np.array([row.get(name, missing) for row in self.rows], dtype=np.float64)
+        values = values.reshape(len(self.rows), len(self.run.replicas))
+        if arm is None:
+            return values
+        return values[:, [name == arm for name, _ in self.run.replicas]]
+
+    def measured(self, name: str, arm: str) -> tuple[Array, Array]:
+        """(epochs, values) of the rows that have the column."""
+        values = self.column(name, arm)
+        there = ~np.isnan(values).all(1)
+        return self.epoch[there], values[there]
+
+    def treads(self) -> list[Tread]:
+        """What was recorded on each tread of a run with one staircase."""
+        (schedule,) = self.run.arms.values()
+        assert isinstance(schedule, Stairs)
+        found, start = [], 0
+        for lr, epochs in schedule.treads:
+            here = (self.epoch > start) & (self.epoch <= start + epochs)
+            if here.any():
+                found.append(Tread(self, lr, start, epochs, np.flatnonzero(here)))
+            start += epochs
+        return found
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch that this run asks for has been recorded."""
+        return len(self.epoch) > 0 and float(self.epoch[-1]) >= self.run.epochs
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is finished and has all epochs and seeds of its profile."""
+        return self.finished and self.shortfall is None
+
+    @property
+    def shortfall(self) -> str | None:
+        """Which part of the profile's epochs and seeds is there; None where it is all of them."""
+        parts = []
+        epochs = int(self.epoch[-1]) if len(self.epoch) else 0
+        if epochs < self.run.full_epochs:
+            parts.append(f"{epochs} of {self.run.full_epochs} epochs")
+        if len(self.run.seeds) < self.run.full_seeds:
+            parts.append(f"{len(self.run.seeds)} of {self.run.full_seeds} seeds")
+        return ", ".join(parts) or None
+
+
+@dataclass(frozen=True, eq=False)
+class Tread:
+    """The part of a run that was made at one learning rate."""
+
+    result: Result
+    lr: float
+    start: int
+    epochs: int
+    rows: NDArray[np.intp]
+
+    @property
+    def time(self) -> Array:
+        """Epochs since the learning rate was set."""
+        return self.result.epoch[self.rows] - self.start
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its epochs have been recorded."""
+        return float(self.time[-1]) >= self.epochs
+
+    def column(self, name: str) -> Array:
+        """Values of shape (rows, replicas)."""
+        return self.result.column(name)[self.rows]
+
+    def last(self, name: str) -> Array:
+        """The last value that was measured, for each replica."""
+        values = self.column(name)
+        there = ~np.isnan(values).all(1)
+        return values[there][-1] if there.any() else np.full(values.shape[1], np.nan)
+
+
+def load(folder: Path | str) -> dict[str, Result]:
+    """Read all records in `folder`, by the names of their runs."""
+    found = {}
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        record = records.read(path)
+        run = Run.from_config(record.config)
+        found[run.name] = Result(
+            run=run,
+            profile=record.config["profile"],
+            environment=record.environment,
+            epoch=np.array([row["epoch"] for row in record.rows], dtype=np.float64),
+            rows=tuple(record.rows),
+        )
+    return found
