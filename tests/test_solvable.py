@@ -42,9 +42,9 @@ def test_state_covariance_solves_the_lyapunov_equation(model):
 
 @given(models)
 def test_first_and_second_relation_hold(model):
-    assert model.left == pytest.approx(model.right, rel=1e-10)
-    assert model.second_left == pytest.approx(model.second_right, rel=1e-10)
-    assert model.excess_loss == pytest.approx(model.left / 2, rel=1e-12)
+    assert model.left == pytest.approx(model.right, rel=1e-10, abs=0)
+    assert model.second_left == pytest.approx(model.second_right, rel=1e-10, abs=0)
+    assert model.excess_loss == pytest.approx(model.left / 2, rel=1e-12, abs=0)
 
 
 @given(models)
@@ -63,9 +63,15 @@ def test_without_momentum_the_papers_forms_hold(model):
     eta = model.lr
     xg = model.position_covariance @ model.hessian
     assert_close(xg + xg.T, eta * model.noise_matrix, rtol=1e-10)
-    assert model.left == pytest.approx(eta / 2 * model.noise_matrix.trace().item(), rel=1e-10)
-    assert model.full_gradient_square == pytest.approx(eta / 2 * model.hessian_noise, rel=1e-10)
-    assert model.lagged_gradient_product == pytest.approx(-model.full_gradient_square, rel=1e-10)
+    assert model.left == pytest.approx(
+        eta / 2 * model.noise_matrix.trace().item(), rel=1e-10, abs=0
+    )
+    assert model.full_gradient_square == pytest.approx(
+        eta / 2 * model.hessian_noise, rel=1e-10, abs=0
+    )
+    assert model.lagged_gradient_product == pytest.approx(
+        -model.full_gradient_square, rel=1e-10, abs=0
+    )
 
 
 @given(models)
@@ -84,10 +90,10 @@ def test_one_mode(h, c, fraction, mu, nu):
     alpha = lr * (1 - nu)
     position = alpha * c / (h * (1 - mu) * (2 - alpha * h / (1 + mu)))
     velocity = (1 - nu) ** 2 * 2 * c / ((1 - mu) * (2 * (1 + mu) - alpha * h))
-    assert model.position_covariance.item() == pytest.approx(position, rel=1e-10)
-    assert model.velocity_covariance.item() == pytest.approx(velocity, rel=1e-10)
+    assert model.position_covariance.item() == pytest.approx(position, rel=1e-10, abs=0)
+    assert model.velocity_covariance.item() == pytest.approx(velocity, rel=1e-10, abs=0)
     assert model.left / model.sde().left == pytest.approx(
-        1 / (1 - alpha * h / (2 * (1 + mu))), rel=1e-10
+        1 / (1 - alpha * h / (2 * (1 + mu))), rel=1e-10, abs=0
     )
 
 
@@ -97,21 +103,21 @@ def test_norm_of_one_mode(rate, minimum, steps):
     variance, r = model.position_covariance.item(), 1 - rate
     lagged = 2 * variance**2 * r ** (2 * steps) + 4 * minimum**2 * variance * r**steps
     total = 2 * variance**2 + 4 * minimum**2 * variance
-    assert model.norm_variance == pytest.approx(total, rel=1e-10)
-    assert model.norm_autocorrelation(steps) == pytest.approx(lagged / total, rel=1e-9)
+    assert model.norm_variance == pytest.approx(total, rel=1e-10, abs=0)
+    assert model.norm_autocorrelation(steps) == pytest.approx(lagged / total, rel=1e-9, abs=0)
     deviation = math.sqrt(2 * (total - lagged)) / (
         steps * rate**2 * model.noise_matrix.trace().item()
     )
-    assert model.residual_deviation(steps) == pytest.approx(deviation, rel=1e-6)
+    assert model.residual_deviation(steps) == pytest.approx(deviation, rel=1e-6, abs=0)
 
 
 def test_relaxation_time_is_that_of_the_slowest_mode():
     hessian = torch.tensor([1.0, 0.01], dtype=torch.float64)
     slow = Quadratic(hessian, torch.ones(2), lr=0.1)
-    assert slow.relaxation_time == pytest.approx(-1 / math.log(1 - 0.001), rel=1e-9)
+    assert slow.relaxation_time == pytest.approx(-1 / math.log(1 - 0.001), rel=1e-9, abs=0)
     # Above critical damping every mode of heavy ball decays as μ^(t/2).
     heavy = Quadratic(torch.tensor([1.0, 2.0]), torch.ones(2), lr=0.1, momentum=0.9)
-    assert heavy.relaxation_time == pytest.approx(-2 / math.log(0.9), rel=1e-9)
+    assert heavy.relaxation_time == pytest.approx(-2 / math.log(0.9), rel=1e-9, abs=0)
     assert Quadratic(ones, ones, lr=1.0).relaxation_time == 0
 
 
@@ -181,9 +187,11 @@ def test_simulation_refutes_the_sde(name):
 @given(quadratics(dampening=st.just(0.0)))
 def test_sde_is_consistent_with_itself(model):
     sde, temperature = model.sde(), model.lr / (1 - model.momentum)
-    assert sde.left == pytest.approx(sde.right, rel=1e-10)
-    assert sde.excess_loss == pytest.approx(sde.left / 2, rel=1e-12)
-    assert sde.full_gradient_square == pytest.approx(temperature / 2 * sde.hessian_noise, rel=1e-10)
+    assert sde.left == pytest.approx(sde.right, rel=1e-10, abs=0)
+    assert sde.excess_loss == pytest.approx(sde.left / 2, rel=1e-12, abs=0)
+    assert sde.full_gradient_square == pytest.approx(
+        temperature / 2 * sde.hessian_noise, rel=1e-10, abs=0
+    )
     assert_close(
         model.hessian @ sde.position_covariance + sde.position_covariance @ model.hessian,
         temperature * model.noise,
@@ -199,7 +207,7 @@ def test_sde_becomes_right_at_small_learning_rates(model):
 
     stiffest = torch.linalg.eigvalsh(model.hessian).max().item() * (1 - model.dampening)
     assert error(1e-3 / stiffest) < 1e-3
-    assert error(1e-5 / stiffest) == pytest.approx(error(1e-4 / stiffest) / 10, rel=1e-2)
+    assert error(1e-5 / stiffest) == pytest.approx(error(1e-4 / stiffest) / 10, rel=1e-2, abs=0)
 
 
 def test_stationary_draw_has_the_stationary_law():
@@ -228,7 +236,7 @@ def test_residual_deviation_in_simulation(name):
         left = left + (step.position * step.gradient).sum(-1)
         right = right + scale * step.next_velocity.square().sum(-1)
     assert (left / right - 1).std().item() == pytest.approx(
-        model.residual_deviation(steps), rel=0.05
+        model.residual_deviation(steps), rel=0.05, abs=0
     )
 
 
