@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Probe(ABC):
     """Watches parameter tensors of one group, on one device, of one dtype."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._state = optimizer.state
+        self._optimizer = optimizer
 
     def before(self, group: Group, params: list[Tensor]) -> None:
         """Note what the step will destroy."""
@@ -125,7 +125,10 @@ class PlainProbe(Probe):
             len(params) == len(self._watched)
             and all(p is q for p, q in zip(params, self._watched, strict=True))
         )
-        if self._norm is None or not same or self._age == _MEASURE_NORM_EVERY:
+        # Under gradient scaling a fused step may have been skipped, unknown to the host.
+        maybe_skipped = getattr(self._optimizer, "found_inf", None) is not None
+        due = self._age == _MEASURE_NORM_EVERY or maybe_skipped
+        if self._norm is None or not same or due:
             self._norm = dots([(p, p) for p, _ in flat])[None]
             self._age = 0
         else:
@@ -172,13 +175,13 @@ class MomentumProbe(Probe):
         self._overlap: dict[Tensor, Tensor] = {}  # θ·b before the step, where there is a buffer
 
     def before(self, group: Group, params: list[Tensor]) -> None:
-        held = [(p, b) for p in params if (b := momentum_buffer(self._state, p)) is not None]
+        held = [(p, b) for p in params if (b := momentum_buffer(self._optimizer, p)) is not None]
         overlaps = dots([flatten(p, b) for p, b in held]) if held else ()
         self._overlap = {p: q for (p, _), q in zip(held, overlaps, strict=True)}
 
     def after(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor:
         lr, momentum, dampening = learning_rate(group), group["momentum"], group["dampening"]
-        flat = [flatten(p, self._state[p]["momentum_buffer"]) for p in params]
+        flat = [flatten(p, self._optimizer.state[p]["momentum_buffer"]) for p in params]
         overlap, square = dots(flat + [(b, b) for _, b in flat]).view(2, -1)
         zero = torch.zeros_like(overlap[0])
         before = torch.stack([self._overlap.get(p, zero) for p in params])
@@ -200,7 +203,7 @@ class NesterovProbe(Probe):
             pair
             for p, g in zip(params, grads, strict=True)
             for pair in itertools.combinations_with_replacement(
-                flatten(p, g, self._state[p]["momentum_buffer"]), 2
+                flatten(p, g, self._optimizer.state[p]["momentum_buffer"]), 2
             )
         ]
         pp, pg, pb, gg, gb, bb = dots(pairs).view(-1, 6).T
@@ -221,9 +224,9 @@ def learning_rate(group: Group) -> Scalar:
     return lr.detach().double().reshape(()) if isinstance(lr, Tensor) else lr
 
 
-def momentum_buffer(state: Mapping[Tensor, dict[str, Any]], p: Tensor) -> Tensor | None:
+def momentum_buffer(optimizer: Optimizer, p: Tensor) -> Tensor | None:
     """Torch's b = −v of one parameter, None before its first step."""
-    return state[p].get("momentum_buffer") if p in state else None
+    return optimizer.state[p].get("momentum_buffer") if p in optimizer.state else None
 
 
 def dots(pairs: Pairs) -> Tensor:

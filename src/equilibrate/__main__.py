@@ -1,0 +1,5 @@
+"""`python -m equilibrate` is `equilibrate`."""
+
+from equilibrate.cli import main
+
+main()

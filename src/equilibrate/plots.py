@@ -1,0 +1,85 @@
+"""Rows of a record drawn with matplotlib; nothing here trains or measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+LEFT, RIGHT, LOSS, RATE = "#0b5394", "#e69138", "#38761d", "#333333"
+
+
+def training(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
+    """Loss, both sides of FDR1 with the moments of lowering, and the learning rate.
+
+    Rows need `epoch`, `loss`, `left`, `right`, `lr` (that of the epoch) and `lowered`.
+
+    >>> rows = [
+    ...     {"epoch": 1, "loss": 2.0, "left": -1.0, "right": 0.5, "lr": 0.1, "lowered": False},
+    ...     {"epoch": 2, "loss": 1.0, "left": 0.5, "right": 0.5, "lr": 0.1, "lowered": True},
+    ... ]
+    >>> [axes.get_ylabel() for axes in training(rows).axes]
+    ['loss', 'half-running averages', 'learning rate η']
+    """
+    figure = Figure(figsize=(7, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, sides, rate = figure.subplots(3, 1, sharex=True, height_ratios=(3, 4, 2))
+    epochs = [row["epoch"] for row in rows]
+    loss.plot(epochs, _column(rows, "loss"), color=LOSS)
+    loss.set_ylabel("loss")
+    loss.set_yscale("log")
+    if title:
+        loss.set_title(title)
+
+    left, right = _column(rows, "left"), _column(rows, "right")
+    sides.plot(epochs, left, color=LEFT, label=r"$\overline{O}_L$  from  $\theta\cdot\nabla f$")
+    sides.plot(
+        epochs,
+        right,
+        color=RIGHT,
+        linestyle="--",
+        label=r"$\overline{O}_R$  from  $\frac{1+\mu}{2(1-\nu)}\,\eta\,v^2$",
+    )
+    lowered = [row["epoch"] for row in rows if row["lowered"]]
+    for number, epoch in enumerate(lowered):
+        label = r"equilibrated: $\eta$ lowered" if number == 0 else None
+        sides.axvline(epoch, color="0.75", linewidth=0.8, zorder=0, label=label)
+    _focus(sides, [*left, *right])
+    sides.set_ylabel("half-running averages")
+    sides.legend(frameon=False, loc="upper right")
+
+    rate.step(epochs, _column(rows, "lr"), where="pre", color=RATE)
+    rate.set_yscale("log")
+    rate.set_ylabel("learning rate η")
+    rate.set_xlabel("epoch")
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    return figure
+
+
+def save(figure: Figure, path: Path | str) -> Path:
+    """Write a figure; the ending of the path says in which format."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _column(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
+    """A column of numbers; what is undefined leaves a gap."""
+    return [math.nan if row[key] is None else row[key] for row in rows]
+
+
+def _focus(axes: Axes, values: Sequence[float]) -> None:
+    """Show where the two sides meet; the first epochs, far off, may leave the picture."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    if finite:
+        low, high = finite[len(finite) // 20], finite[-1 - len(finite) // 20]
+        margin = 0.15 * (high - low) or 1.0
+        axes.set_ylim(min(low, 0.0) - margin, high + margin)
