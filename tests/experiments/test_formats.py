@@ -118,6 +118,7 @@ def test_a_damaged_idx_file_is_refused(monkeypatch, tmp_path, zipped, damage, wr
         lambda b: b[:-9],  # within the last block
         lambda b: b[:-3],  # within the checksum
         lambda b: b[: len(b) // 2] + b"spoiled" + b[len(b) // 2 + 7 :],
+        lambda b: b[:10] + b"\x07" + b[11:],  # no such kind of block
         lambda b: b"not gzip at all",
     ],
 )
