@@ -1,0 +1,47 @@
+"""Means over seeds with intervals that say how few seeds there were."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from equilibrate.experiments.results import Array
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and half the width of its 95 % interval (nan with one seed)."""
+
+    mean: float
+    half_width: float
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half_width
+
+
+def estimate(values: Array) -> Estimate:
+    """Student's interval: mean ± t s/√n with n − 1 degrees of freedom.
+
+    >>> e = estimate(np.array([1.0, 2.0, 3.0]))
+    >>> round(e.mean, 3), round(e.half_width, 3)  # t(0.975, 2) = 4.303, s/√n = 0.577
+    (2.0, 2.484)
+    """
+    from scipy.special import stdtrit
+
+    n = len(values)
+    mean = float(np.mean(values)) if n else math.nan
+    if n < 2:
+        return Estimate(mean, math.nan)
+    quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    return Estimate(mean, quantile * float(np.std(values, ddof=1)) / math.sqrt(n))
