@@ -20,7 +20,7 @@ from equilibrate.experiments.results import Array, Result
 
 Results = Mapping[str, Result]
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.labelsize": 8.5,
@@ -194,8 +194,8 @@ def _landscape(result: Result) -> Figure:
         inset.set_ylim(0, 1.25 * np.nanmax((mean + np.nan_to_num(error))[small]))
         inset.tick_params(labelsize=6)
         inset.locator_params(nbins=4)
-        inset.xaxis.get_offset_text().set_size(6)
-        inset.yaxis.get_offset_text().set_size(6)
+        inset.xaxis.get_offset_text().set_fontsize(6)
+        inset.yaxis.get_offset_text().set_fontsize(6)
         inset.ticklabel_format(axis="both", style="sci", scilimits=(-2, 2))
     return figure
 

@@ -22,6 +22,7 @@ class Result:
 
     run: Run
     profile: str
+    device: str
     environment: Mapping[str, Any]
     epoch: Array
     rows: tuple[Mapping[str, Any], ...]
@@ -115,6 +116,7 @@ def load(folder: Path | str) -> dict[str, Result]:
         found[run.name] = Result(
             run=run,
             profile=record.config["profile"],
+            device=record.config["device"],
             environment=record.environment,
             epoch=np.array([row["epoch"] for row in record.rows], dtype=np.float64),
             rows=tuple(record.rows),

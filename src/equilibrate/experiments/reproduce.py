@@ -1,0 +1,304 @@
+"""The paper from one command: run what is missing, draw it, and say which claims hold."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from equilibrate import records, report
+from equilibrate.experiments import claims, data, figures, protocols, results, runs
+from equilibrate.experiments.claims import Claim
+from equilibrate.experiments.forecast import Forecast, spoken
+from equilibrate.experiments.protocols import PANELS, Profile, Run
+from equilibrate.experiments.results import Result
+from equilibrate.experiments.runs import Diverged, RunError
+
+_COLOURS = {"holds": "green", "fails": "red", "not tested at this scale": "yellow"}
+
+
+def command(
+    panels: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FIGURE]...", help=f"Any of {', '.join(PANELS)}; all if none."),
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="quick: digits, minutes. paper: MNIST and CIFAR-10, in full.")
+    ] = "quick",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with MNIST and CIFAR-10 in their official layout.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for all results [runs/reproduce-PROFILE].")
+    ] = None,
+    epochs_scale: Annotated[
+        float, typer.Option(help="Share of the epochs to run, in (0, 1].")
+    ] = 1.0,
+    seeds: Annotated[int | None, typer.Option(help="Seeds at most [all].")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start all runs again.")] = False,
+    draw_only: Annotated[
+        bool, typer.Option("--draw-only", help="Draw and judge what is recorded; run nothing.")
+    ] = False,
+) -> None:
+    """Run the paper's experiments, draw its figures, and say which of its claims hold.
+
+    Stopped at any moment and started again with the same command, it goes on where it was.
+    """
+    console = Console()
+    out = out or Path("runs") / f"reproduce-{profile}"
+    found = reproduce(
+        panels or (),
+        profile=profile,
+        device=device,
+        data_dir=data_dir,
+        out=out,
+        epochs_scale=epochs_scale,
+        seeds=seeds,
+        overwrite=overwrite,
+        draw_only=draw_only,
+        console=console,
+    )
+    console.print(_terminal_table(found))
+    for name in ("records", "figures", "claims.json", "report.html"):
+        console.print(f"{name:<12} {out / name}", highlight=False)
+
+
+def reproduce(
+    panels: Sequence[str] = (),
+    *,
+    out: Path | str,
+    profile: str = "quick",
+    device: str = "auto",
+    data_dir: Path | str | None = None,
+    epochs_scale: float = 1.0,
+    seeds: int | None = None,
+    overwrite: bool = False,
+    draw_only: bool = False,
+    console: Console | None = None,
+) -> list[Claim]:
+    """Make out/records, out/figures, out/claims.json and out/report.html; all panels by default.
+
+    Runs that several panels share are made once, and those that are there already are kept.
+    """
+    unknown = [panel for panel in panels if panel not in PANELS]
+    if unknown:
+        raise ValueError(f"figure {unknown[0]!r} is unknown; choose from {', '.join(PANELS)}")
+    plan = protocols.profile(profile, epochs_scale, seeds)
+    console = console or Console(quiet=True)
+    out = Path(out)
+    with _disk(out), records.lock(out), _warnings_to(console):
+        failures = []
+        if not draw_only:
+            _refuse_others(out, profile, overwrite)
+            failures = _run(
+                plan, panels or list(PANELS), out, _device(device), data_dir, overwrite, console
+            )
+        found = write(out, panels)
+    if failures:
+        raise Diverged("\n".join(failures))
+    return found
+
+
+def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
+    """Draw and judge what out/records holds, without running anything."""
+    recorded = results.load(out / "records")
+    drawable = [
+        panel
+        for panel in PANELS
+        if all(name in recorded and len(recorded[name].epoch) for name in PANELS[panel].runs)
+    ]
+    missing = [panel for panel in panels if panel not in drawable]
+    if missing or not drawable:
+        what = f"figure {missing[0]}" if missing else "any figure"
+        raise RunError(f"{out / 'records'} lacks runs for {what}: run it first")
+    for panel in drawable:
+        figures.save(panel, recorded, out / "figures")
+    found = claims.check(recorded)
+    claims.save(found, out / "claims.json")
+    (out / "report.html").write_text(_page(out, found, drawable, recorded), encoding="utf-8")
+    return found
+
+
+def _run(
+    plan: Profile,
+    panels: Sequence[str],
+    out: Path,
+    device: torch.device,
+    data_dir: Path | str | None,
+    overwrite: bool,
+    console: Console,
+) -> list[str]:
+    """Make the runs that are missing; those that diverged are told of and left."""
+    todo = plan.needed(panels)
+    sets = {name: data.load(name, data_dir, progress=not console.quiet) for name in _data(todo)}
+    failed: dict[str, str] = {}
+    forecast = Forecast(todo)
+    with _bars(console) as bars:
+        total = bars.add_task("all runs", total=sum(run.epochs for run in todo), left="")
+        done = 0
+        for run in todo:
+            if run.start in failed:
+                failed[run.name] = f"{run.name}: not run, since {run.start} diverged"
+                continue
+            bar = bars.add_task(run.name, total=run.epochs, left="")
+
+            def progress(epoch: int, run: Run = run, bar: object = bar, done: int = done) -> None:
+                forecast.note(run.name, epoch, time.monotonic())
+                own = spoken(forecast.left(run.name))
+                bars.update(bar, completed=epoch, left=own)  # pyright: ignore[reportArgumentType]
+                bars.update(total, completed=done + epoch, left=spoken(forecast.left()))
+
+            try:
+                runs.execute(
+                    run,
+                    out,
+                    sets[run.task.data],
+                    profile=plan.name,
+                    device=device,
+                    overwrite=overwrite,
+                    progress=progress,
+                )
+            except Diverged as error:
+                failed[run.name] = str(error)
+            done += run.epochs
+    return list(failed.values())
+
+
+def _data(todo: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(run.task.data for run in todo))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name!r} is unknown: give auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r} is not there: no CUDA device was found; give cpu")
+    return device
+
+
+def _refuse_others(out: Path, profile: str, overwrite: bool) -> None:
+    """One folder holds one profile: figures of another would be mixed in."""
+    for path in sorted((out / "records").glob("*.jsonl")):
+        other = records.read(path).config.get("profile")
+        if other == profile:
+            continue
+        if not overwrite:
+            raise RunError(
+                f"{out} holds results of the profile {other!r}: choose another folder for "
+                f"{profile!r}, or overwrite it"
+            )
+        path.unlink()
+
+
+@contextmanager
+def _disk(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {out} ({error.strerror or error}); what was recorded is safe: make "
+            "room or mend it, and start the same command again"
+        ) from error
+
+
+@contextmanager
+def _warnings_to(console: Console) -> Iterator[None]:
+    """Say warnings (of a damaged checkpoint, say) in one line, above the bars."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: console.print(str(message), style="yellow")
+        yield
+
+
+def _bars(console: Console) -> Progress:
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "epochs")
+    return Progress(*columns, TextColumn("{task.fields[left]}"), console=console)
+
+
+def _terminal_table(found: Sequence[Claim]) -> Table:
+    table = Table("Figure", "Claim", "Measured", "Held to", "Verdict", show_lines=True)
+    for claim in found:
+        verdict = f"[{_COLOURS[claim.verdict]}]{claim.verdict}[/]"
+        remark = f"\n[dim]{claim.remark}[/]" if claim.remark else ""
+        measured = report.number(claim.measured, claim.error)
+        table.add_row(claim.figure, claim.statement, measured, claim.bound, verdict + remark)
+    return table
+
+
+def _page(
+    out: Path, found: Sequence[Claim], panels: Sequence[str], recorded: dict[str, Result]
+) -> str:
+    first = next(iter(recorded.values()))
+    summary = [
+        "The experiments of “Fluctuation-dissipation relations for stochastic gradient descent”, "
+        "run again: each of its figures, and each claim of its text held to what was measured.",
+    ]
+    if first.profile != "paper":
+        summary.append(
+            f"This is the {first.profile} profile: small models on scikit-learn's digits. It shows "
+            "the relations at work in minutes; what the paper says of MNIST and CIFAR-10 it cannot "
+            "test."
+        )
+    environment = dict(first.environment) | {"device": first.device}
+    return report.page(
+        "The paper, reproduced",
+        summary,
+        [asdict(claim) for claim in found],
+        [
+            report.Illustration(
+                panel, out / "figures" / f"fig{panel}.svg", figures.caption(panel, recorded)
+            )
+            for panel in panels
+        ],
+        [
+            _protocol_table(list(recorded.values())),
+            report.Table(
+                "Environment",
+                ("What", "Value"),
+                [(key, str(value)) for key, value in environment.items()],
+            ),
+        ],
+    )
+
+
+def _protocol_table(found: Sequence[Result]) -> report.Table:
+    columns = ("Run", "Task", "Training", "Schedules", "Epochs", "Seeds")
+    rows = []
+    for result in found:
+        run = result.run
+        training = f"{run.algorithm}, batches of {run.task.batch_size}, λ = {run.task.weight_decay}"
+        if run.momentum:
+            training += f", μ = {run.momentum:g}"
+        start = f" (from the end of {run.start})" if run.start else ""
+        done = int(result.epoch[-1]) if len(result.epoch) else 0
+        rows.append(
+            (
+                run.name + start,
+                run.task.title,
+                training,
+                "; ".join(_describe(schedule) for schedule in run.arms.values()),
+                f"{done} of {run.full_epochs}",
+                f"{len(run.seeds)} of {run.full_seeds}",
+            )
+        )
+    return report.Table("Protocol", columns, rows)
+
+
+def _describe(schedule: protocols.Schedule) -> str:
+    if isinstance(schedule, protocols.Stairs):
+        return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.treads)
+    return f"from η = {schedule.lr:g}, X = {schedule.tolerance:g}, Y = {schedule.decrease:g}"
