@@ -1,11 +1,26 @@
-"""One torch thread (small operations are far slower with two on a busy machine) and fixed seeds."""
+"""One torch thread (small operations are far slower with two on a busy machine), fixed seeds."""
+
+import os
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("project", deadline=None, derandomize=True)
+settings.load_profile("project")
 
 
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder that holds MNIST and CIFAR-10 in their official layouts."""
+    folder = os.environ.get("EQUILIBRATE_DATA")
+    if not folder:
+        pytest.skip("EQUILIBRATE_DATA does not name a folder with MNIST and CIFAR-10")
+    return Path(folder)

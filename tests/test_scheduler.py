@@ -1,0 +1,231 @@
+"""FDRScheduler is a torch scheduler, decides by a pure rule, and says why."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
+
+import equilibrate as eq
+from equilibrate.scheduler import judge
+
+
+def reading(left, right, count=100):
+    return eq.Reading(step=2 * count, count=count, left=left, right=right, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "equilibrated", "reason"),
+    [
+        (reading(1.0, 1.0), True, "equilibrated: |L/R − 1| = 0 < 0.01"),
+        (reading(1.0099, 1.0), True, "equilibrated: |L/R − 1| = 0.0099 < 0.01"),
+        (reading(0.5, 1.0), False, "not yet: |L/R − 1| = 0.5 ≥ 0.01"),
+        (reading(1.02, 1.0), False, "not yet: |L/R − 1| = 0.02 ≥ 0.01"),
+        (reading(0.0, 0.0), False, "undefined: both sides are zero"),
+        (reading(math.nan, 1.0), False, "undefined: non-finite averages (left nan"),
+        (reading(1.0, math.inf), False, "undefined: non-finite averages"),
+        (reading(1.0, 1.0, count=3), False, "too few steps: 3 averaged, 5 wanted"),
+        (reading(math.nan, math.nan, count=0), False, "undefined: no step has been seen yet"),
+    ],
+)
+def test_judge(given, equilibrated, reason):
+    verdict = judge(given, tolerance=0.01, min_count=5)
+    assert verdict.equilibrated is equilibrated
+    assert verdict.reason.startswith(reason)
+
+
+class Balanced:
+    """A parameter whose sides of FDR1 are equal at every step: θ·g = (η/2) g²."""
+
+    def __init__(self, lrs=(0.5,), **kwargs):
+        self.parameters = [nn.Parameter(torch.ones(4)) for _ in lrs]
+        groups = [{"params": [p], "lr": lr} for p, lr in zip(self.parameters, lrs, strict=True)]
+        self.optimizer = torch.optim.SGD(groups)
+        self.scheduler = eq.FDRScheduler(self.optimizer, **kwargs)
+
+    def train(self, off=0.0, steps=4):
+        for _ in range(steps):
+            for group in self.optimizer.param_groups:
+                (p,) = group["params"]
+                p.data.fill_(1.0)
+                p.grad = torch.full((4,), (2 + off) / float(group["lr"]))
+            self.optimizer.step()
+
+    def lrs(self):
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def test_it_is_a_torch_scheduler_and_lowers_at_equilibrium():
+    run = Balanced(tolerance=0.01, decrease=0.1)
+    assert isinstance(run.scheduler, LRScheduler)
+    assert run.scheduler.last_decision.reason == "started: averages begin here"
+    run.train(off=0.5)
+    run.scheduler.step()
+    assert not run.scheduler.last_decision.lowered
+    assert run.scheduler.last_decision.reason.startswith("not yet")
+    assert run.lrs() == [0.5]
+    run.scheduler.monitor.reset()
+    run.train()
+    run.scheduler.step()
+    decision = run.scheduler.last_decision
+    assert decision.lowered
+    assert decision.lr == run.lrs()[0] == pytest.approx(0.45)
+    assert decision.reading.residual == pytest.approx(0, abs=1e-6)
+    assert run.scheduler.get_last_lr() == run.lrs()
+    assert run.scheduler.monitor.reading().count == 0  # the averages start again
+
+
+def test_each_group_keeps_its_own_learning_rate():
+    run = Balanced(lrs=(0.5, 0.2), decrease=0.5)
+    run.train()
+    run.scheduler.step()
+    assert run.lrs() == pytest.approx([0.25, 0.1])
+    assert run.scheduler.last_decision.lrs == tuple(run.lrs())
+    assert math.isnan(run.scheduler.last_decision.lr)
+
+
+def test_min_lr():
+    run = Balanced(lrs=(0.5, 0.2), decrease=0.5, min_lr=[0.3, 0.15])
+    run.train()
+    run.scheduler.step()
+    assert run.lrs() == [0.3, 0.15]
+    run.train()
+    run.scheduler.step()
+    assert run.lrs() == [0.3, 0.15]
+    decision = run.scheduler.last_decision
+    assert not decision.lowered
+    assert decision.reason.endswith("but lr is at min_lr")
+
+
+def test_a_min_lr_above_the_learning_rate_never_raises_it():
+    run = Balanced(lrs=(0.1,), min_lr=0.5)
+    run.train()
+    run.scheduler.step()
+    assert run.lrs() == [0.1]
+
+
+def test_tensor_learning_rates_are_changed_in_place():
+    lr = torch.tensor(0.5)
+    run = Balanced(lrs=(lr,), decrease=0.5)
+    run.train()
+    run.scheduler.step()
+    assert run.lrs()[0] is lr
+    assert float(lr) == 0.25
+
+
+def test_it_multiplies_the_current_learning_rate():
+    run = Balanced(decrease=0.5)
+    run.optimizer.param_groups[0]["lr"] = 0.2  # somebody else's doing
+    run.train()
+    run.scheduler.step()
+    assert run.lrs() == [0.1]
+
+
+def test_it_chains_after_warm_up():
+    run = Balanced(lrs=(0.8,), decrease=0.5)
+    warm_up = LinearLR(run.optimizer, start_factor=0.25, total_iters=3)
+    chain = SequentialLR(run.optimizer, [warm_up, run.scheduler], milestones=[3])
+    seen = []
+    for _ in range(6):
+        seen.append(run.lrs()[0])
+        run.train()
+        chain.step()
+    # Warm-up reaches 0.6; the hand-over starts the averages; then each epoch is at equilibrium.
+    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.6, 0.3, 0.15])
+    assert run.scheduler.last_decision.lowered
+
+
+def test_undefined_never_lowers():
+    run = Balanced()
+    run.train()
+    run.parameters[0].grad = torch.full((4,), math.nan)
+    run.optimizer.step()
+    run.scheduler.step()
+    assert not run.scheduler.last_decision.lowered
+    assert "non-finite" in run.scheduler.last_decision.reason
+    still = Balanced()
+    for _ in range(3):
+        still.parameters[0].grad = torch.zeros(4)
+        still.optimizer.step()
+    still.scheduler.step()
+    assert not still.scheduler.last_decision.lowered
+    assert "zero" in still.scheduler.last_decision.reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tolerance": 0.0}, r"tolerance must be a positive number such as 0.01, got 0.0"),
+        ({"tolerance": -1.0}, r"tolerance must be a positive number such as 0.01, got -1.0"),
+        ({"tolerance": math.nan}, "tolerance must be a positive number"),
+        ({"decrease": 0.0}, r"decrease must lie between 0 and 1, such as 0.1, got 0.0"),
+        ({"decrease": 1.0}, r"decrease must lie between 0 and 1, such as 0.1, got 1.0"),
+        ({"min_count": 0}, "min_count must be at least 1, got 0"),
+        ({"min_lr": -0.1}, "min_lr must be one number ≥ 0"),
+        ({"min_lr": [0.1, 0.1]}, r"one for each of the 1 parameter group\(s\), got \[0.1, 0.1\]"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ValueError, match=message):
+        eq.FDRScheduler(optimizer, **arguments)
+
+
+def test_a_monitor_of_another_optimizer_is_refused():
+    one, other = (torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1) for _ in range(2))
+    with pytest.raises(ValueError, match="monitor watches another optimizer"):
+        eq.FDRScheduler(one, monitor=eq.Monitor(other))
+
+
+def noisy_run(epochs, start=None, momentum=0.9):
+    """Train a small model whose learning rate is lowered often; from a checkpoint, if given."""
+    torch.manual_seed(5)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.1)
+    scheduler = eq.FDRScheduler(optimizer, tolerance=0.3, decrease=0.2)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    first = 0
+    if start is not None:
+        for key, part in parts.items():
+            part.load_state_dict(start[key])
+        first = start["epoch"]
+    rates = []
+    for epoch in range(first, epochs):
+        generator = torch.Generator().manual_seed(epoch)
+        for _ in range(20):
+            x = torch.randn(8, 6, generator=generator)
+            y = torch.randint(3, (8,), generator=generator)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+        rates.append((optimizer.param_groups[0]["lr"], scheduler.last_decision))
+    state = {"epoch": epochs} | {key: part.state_dict() for key, part in parts.items()}
+    return rates, torch.cat([p.detach().flatten() for p in model.parameters()]), state
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_run_stopped_and_resumed_goes_on_bit_by_bit(tmp_path, momentum):
+    rates, weights, _ = noisy_run(20, momentum=momentum)
+    first, _, state = noisy_run(9, momentum=momentum)
+    torch.save(state, tmp_path / "checkpoint.pt")
+    loaded = torch.load(tmp_path / "checkpoint.pt")
+    second, resumed_weights, _ = noisy_run(20, start=loaded, momentum=momentum)
+    assert first + second == rates
+    assert torch.equal(weights, resumed_weights)
+    assert sum(decision.lowered for _, decision in rates) >= 3
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    state = noisy_run(1)[2]["scheduler"]
+    other = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    scheduler = eq.FDRScheduler(other, tolerance=0.3, decrease=0.2)
+    with pytest.raises(ValueError, match="another model or optimizer"):
+        scheduler.load_state_dict(state)
+
+
+def test_a_checkpoint_with_other_settings_is_refused():
+    run = Balanced(tolerance=0.01)
+    with pytest.raises(ValueError, match=r"saved with .*'tolerance': 0.01.* this one has"):
+        Balanced(tolerance=0.02).scheduler.load_state_dict(run.scheduler.state_dict())
