@@ -21,7 +21,9 @@ class Snapshot:
 
     `parameters` θ and `gradient` g = ∇f^B are taken before the step and `velocity` v′ after it.
     The gradient is that of the whole loss, with the L2 term λθ counted in. Without momentum
-    (`velocity=None`) v′ = −(1−ν)g.
+    (`velocity=None`) v′ = −(1−ν)g. `velocity_before` v is needed by the self-checks alone:
+    elsewhere μv = v′ + (1−ν)g stands for it. Settings that differ among replicas are tensors over
+    the leading axes.
 
     >>> s = Snapshot(torch.tensor([1.0, 2.0]), torch.tensor([0.5, -0.5]), lr=0.1)
     >>> float(fdr1_left(s))
@@ -34,16 +36,32 @@ class Snapshot:
     lr: Scalar = 0.0
     momentum: Scalar = 0.0
     dampening: Scalar = 0.0
+    velocity_before: Tensor | None = None
 
     @property
     def velocity_after(self) -> Tensor:
         """v′, the velocity with which the step is made."""
-        if self.velocity is None:
-            return -(1 - self.dampening) * self.gradient
-        return self.velocity
+        return -self.kick if self.velocity is None else self.velocity
+
+    @property
+    def parameters_after(self) -> Tensor:
+        """θ′ = θ + ηv′."""
+        return self.parameters + _over_parameters(self.lr) * self.velocity_after
+
+    @property
+    def kick(self) -> Tensor:
+        """(1−ν)g, what the gradient takes from the velocity."""
+        return _over_parameters(1 - self.dampening) * self.gradient
+
+    @property
+    def carried(self) -> Tensor:
+        """μv, what is left of the velocity before the step: v′ + (1−ν)g."""
+        return self.velocity_after + self.kick
 
 
 Observable = Callable[[Snapshot], Tensor]
+Direction = int | Tensor
+"""A component of the parameters, by its index, or any vector of their length."""
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -53,6 +71,17 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     [4.0, 4.0, 4.0]
     """
     return torch.linalg.vecdot(a, b).double()
+
+
+def along(vector: Tensor, direction: Direction) -> Tensor:
+    """The component of `vector` along a direction, in double precision.
+
+    >>> float(along(torch.tensor([1.0, 2.0]), 1)), float(along(torch.arange(2.0), torch.ones(2)))
+    (2.0, 1.0)
+    """
+    if isinstance(direction, int):
+        return vector[..., direction].double()
+    return inner(vector, direction.to(vector))
 
 
 def fdr1_coefficient(lr: Scalar, momentum: Scalar = 0.0, dampening: Scalar = 0.0) -> Scalar:
@@ -102,3 +131,106 @@ def step_right(s: Snapshot) -> Tensor:
     """Δ²/(2η), the right side of the step form."""
     v = s.velocity_after
     return s.lr * inner(v, v) / 2
+
+
+def gradient_along(s: Snapshot, direction: Direction) -> Tensor:
+    """a·∇f^B, whose mean vanishes (the paper's ⟨∇f⟩ = 0)."""
+    return along(s.gradient, direction)
+
+
+def velocity_along(s: Snapshot, direction: Direction) -> Tensor:
+    """a·v′, whose mean vanishes (appendix A, ⟨v⟩ = 0)."""
+    return along(s.velocity_after, direction)
+
+
+def matrix_left(s: Snapshot, first: Direction, second: Direction) -> Tensor:
+    """(1−ν)[θ_a g_b + g_a θ_b] − μ[θ_a v_b + v_a θ_b], left of the matrix relation.
+
+    Without momentum and dampening it is θ_a g_b + g_a θ_b.
+    """
+    pull = s.kick - s.carried
+    a, b = along(s.parameters, first), along(s.parameters, second)
+    return a * along(pull, second) + along(pull, first) * b
+
+
+def matrix_right(s: Snapshot, first: Direction, second: Direction) -> Tensor:
+    """η v′_a v′_b, right of the matrix relation; η C̃_ab in the mean without momentum."""
+    v = s.velocity_after
+    return s.lr * along(v, first) * along(v, second)
+
+
+def velocity_square_left(s: Snapshot, first: Direction, second: Direction) -> Tensor:
+    """v′_a v′_b."""
+    return along(s.velocity_after, first) * along(s.velocity_after, second)
+
+
+def velocity_square_right(s: Snapshot, first: Direction, second: Direction) -> Tensor:
+    """μ²v_a v_b + (1−ν)²g_a g_b − μ(1−ν)[v_a g_b + g_a v_b]."""
+    v, g = momentum_term(s), s.kick
+    va, vb, ga, gb = along(v, first), along(v, second), along(g, first), along(g, second)
+    return va * vb + ga * gb - va * gb - ga * vb
+
+
+def velocity_position_left(s: Snapshot, first: Direction, second: Direction) -> Tensor:
+    """v′_a θ′_b − η v′_a v′_b."""
+    v = along(s.velocity_after, first)
+    return v * along(s.parameters_after, second) - s.lr * v * along(s.velocity_after, second)
+
+
+def velocity_position_right(s: Snapshot, first: Direction, second: Direction) -> Tensor:
+    """μ v_a θ_b − (1−ν) g_a θ_b."""
+    return along(momentum_term(s) - s.kick, first) * along(s.parameters, second)
+
+
+def velocity_update_right(s: Snapshot, direction: Direction) -> Tensor:
+    """a·[μv − (1−ν)g]."""
+    return along(momentum_term(s) - s.kick, direction)
+
+
+def momentum_term(s: Snapshot) -> Tensor:
+    """μv from the velocity before the step, which a self-check must not take from the one after."""
+    if s.velocity_before is None:
+        raise ValueError(
+            "velocity_before is None: a self-check compares the velocities before and after the "
+            "step, so give the snapshot both"
+        )
+    return _over_parameters(s.momentum) * s.velocity_before
+
+
+def cubic_left(s: Snapshot, first: Direction, second: Direction, third: Direction) -> Tensor:
+    """θ_a θ_b u_c + θ_a u_b θ_c + u_a θ_b θ_c with u = −v′, which is g for plain SGD."""
+    (a, ua), (b, ub), (c, uc) = _positions_and_pulls(s, first, second, third)
+    return a * b * uc + a * ub * c + ua * b * c
+
+
+def cubic_right(s: Snapshot, first: Direction, second: Direction, third: Direction) -> Tensor:
+    """η[θ_a u_b u_c + θ_b u_c u_a + θ_c u_a u_b] − η² u_a u_b u_c with u = −v′."""
+    (a, ua), (b, ub), (c, uc) = _positions_and_pulls(s, first, second, third)
+    return s.lr * (a * ub * uc + b * uc * ua + c * ua * ub) - s.lr**2 * ua * ub * uc
+
+
+def fdr2_left(s: Snapshot, full_gradient: Tensor) -> Tensor:
+    """O_FB = (1−ν)(∇f)² − μ v·∇f, left of FDR2, with ∇f = `full_gradient` at θ.
+
+    The paper takes the mini-batch gradient in the second term; ∇f has the same mean there and
+    fluctuates less.
+    """
+    return inner(_over_parameters(1 - s.dampening) * full_gradient - s.carried, full_gradient)
+
+
+def fdr2_right(s: Snapshot, hessian_velocity: Tensor) -> Tensor:
+    """(η/2) v′ᵀHv′, right of FDR2 to second order, with `hessian_velocity` Hv′ at θ.
+
+    The appendix of the paper lacks the ½. Without momentum the mean is (η/2)Tr(HC̃).
+    """
+    return s.lr * inner(s.velocity_after, hessian_velocity) / 2
+
+
+def _positions_and_pulls(s: Snapshot, *directions: Direction) -> list[tuple[Tensor, Tensor]]:
+    v = s.velocity_after
+    return [(along(s.parameters, d), -along(v, d)) for d in directions]
+
+
+def _over_parameters(setting: Scalar) -> Scalar:
+    """A setting of each replica, ready to multiply vectors whose last axis is the parameters."""
+    return setting[..., None] if isinstance(setting, Tensor) and setting.ndim else setting
