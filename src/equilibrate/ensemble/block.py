@@ -1,0 +1,67 @@
+"""Some replicas of an ensemble that step together: views of its tensors, and the step itself.
+
+On a CPU an ensemble of big networks is stepped one replica at a time, so that what a step reads
+and writes stays in the cache; small ones, and all on a GPU, are stepped together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equilibrate.ensemble.network import Network
+from equilibrate.ensemble.updates import Rule
+from equilibrate.observables import inner
+
+COLUMNS = ("left", "right", "loss", "velocity_gradient")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Static tensors of g replicas. Flat ones are (g, P), or (P,) where g = 1, for BLAS's sake."""
+
+    replicas: slice
+    """Which of the ensemble's replicas these are."""
+    network: Network
+    rule: Rule
+    weight_decay: float
+    tensors: Mapping[str, Tensor]
+    """Views (g, …) of parameters and constants by name."""
+    gradients: Mapping[str, Tensor]
+    """Views (g, …) of `gradient` by name."""
+    parameters: Tensor
+    gradient: Tensor
+    memory: Mapping[str, Tensor]
+    lr: Tensor
+
+    @property
+    def size(self) -> int:
+        """g."""
+        return self.replicas.stop - self.replicas.start
+
+    @torch.no_grad()
+    def step(self, images: Tensor, labels: Tensor, batch: Tensor, row: Tensor) -> None:
+        """One step on the examples `batch` (g, B); what it measures goes into `row` (g, columns).
+
+        No number leaves the device, and every tensor is written in place.
+        """
+        x, y = (data.index_select(0, batch.flatten()) for data in (images, labels))
+        x, y = x.unflatten(0, batch.shape), y.unflatten(0, batch.shape)
+        loss = self.network.differentiate(self.tensors, self.gradients, x, y)
+        self.update(loss, row if self.size > 1 else row[0])
+
+    def update(self, loss: Tensor, row: Tensor) -> None:
+        """θ′ = θ + ηv′ from the gradient of the loss, which has no L2 term yet."""
+        self.gradient.add_(self.parameters, alpha=self.weight_decay)
+        before = self.memory.get("velocity")
+        if before is not None:
+            row[..., 3] = inner(before, self.gradient)
+        velocity = self.rule.direction(self.gradient, self.memory)
+        snapshot = self.rule.snapshot(self.parameters, self.gradient, velocity, self.lr)
+        row[..., 2] = loss.view_as(self.lr)
+        for column, side in enumerate(self.rule.sides):
+            row[..., column] = side(snapshot)
+        self.parameters.addcmul_(velocity, self.lr.to(velocity.dtype).unsqueeze(-1))

@@ -1,0 +1,82 @@
+"""What an ensemble refuses, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PerReplica = float | Sequence[float]
+
+
+def check_data(images: Tensor, labels: Tensor, batch_size: int, sampling: str) -> None:
+    """Refuse data that do not fit together."""
+    if len(images) != len(labels):
+        raise ValueError(f"images and labels differ in number: {len(images)} and {len(labels)}")
+    if not 1 <= batch_size <= len(images):
+        raise ValueError(
+            f"batch_size must lie between 1 and the {len(images)} examples, got {batch_size}"
+        )
+    if sampling not in ("shuffled", "independent"):
+        raise ValueError(f'sampling must be "shuffled" or "independent", got {sampling!r}')
+
+
+def check_models(models: Sequence[nn.Module]) -> None:
+    """Refuse models that are not replicas, or whose loss is not a function of θ and B alone."""
+    if not models:
+        raise ValueError("models is empty: pass one module for each replica")
+    structure = _structure(models[0])
+    for r, model in enumerate(models):
+        if _structure(model) != structure:
+            raise ValueError(
+                f"models[{r}] has another structure than models[0]: replicas are one architecture "
+                "with parameters of their own"
+            )
+    parameters = dict(models[0].named_parameters())
+    if not any(p.requires_grad for p in parameters.values()):
+        raise ValueError("models have no parameter that requires a gradient: nothing to train")
+    for name, p in parameters.items():
+        if p.dtype != torch.float32:
+            raise TypeError(f"parameter {name!r} is {p.dtype}, not float32: call model.float()")
+    for name, layer in models[0].named_modules():
+        _check_layer(name, layer)
+
+
+def _structure(model: nn.Module) -> tuple[Any, ...]:
+    parameters = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
+    buffers = [(n, b.shape, b.dtype) for n, b in model.named_buffers()]
+    return repr(model), [m.training for m in model.modules()], parameters, buffers
+
+
+def _check_layer(name: str, layer: nn.Module) -> None:
+    kind = type(layer).__name__
+    if isinstance(layer, nn.modules.batchnorm._NormBase) and (
+        layer.training
+        if layer.track_running_stats
+        else isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ):
+        raise ValueError(
+            f"layer {name!r} ({kind}) makes an output depend on the rest of its mini-batch, or "
+            "remembers it: call model.eval() to fix its statistics, or use nn.GroupNorm"
+        )
+    chance = getattr(layer, "p", 0) if isinstance(layer, nn.modules.dropout._DropoutNd) else 0
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        chance = layer.dropout
+    if layer.training and (chance or isinstance(layer, nn.RReLU)):
+        raise ValueError(
+            f"layer {name!r} ({kind}) is random, so that its loss has no gradient of its own: "
+            "call model.eval() or take it out"
+        )
+
+
+def per_replica(name: str, values: PerReplica, replicas: int) -> list[float]:
+    """One number for each replica, from one for all or one for each."""
+    if isinstance(values, int | float):
+        return [values] * replicas
+    if len(values) != replicas:
+        raise ValueError(
+            f"{name} must be one number, or one for each of the {replicas} replicas, got {values}"
+        )
+    return list(values)
