@@ -70,15 +70,7 @@ class Writer:
                 f"{self.path} holds an earlier run: resume it, overwrite it, or choose another "
                 "folder"
             )
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | (os.O_TRUNC if mode == "overwrite" else 0)
-            self._file = os.open(self.path, flags, 0o644)
-        except OSError as error:
-            raise RecordError(
-                f"cannot write to {self.path} ({error.strerror}): choose a folder that can be "
-                "written to"
-            ) from error
+        self._file = _open(self.path)
         self.count = 0
         if os.fstat(self._file).st_size and mode == "resume":
             self._take_up(config, keep)
@@ -172,9 +164,7 @@ def environment() -> dict[str, Any]:
 @contextlib.contextmanager
 def lock(folder: Path | str) -> Iterator[None]:
     """Hold a folder for one run; a second is refused. A killed process lets go by itself."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    file = _open(Path(folder) / ".lock")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -186,6 +176,17 @@ def lock(folder: Path | str) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def _open(path: Path) -> int:
+    """Open for reading and writing, making the folder and file where they are missing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write to {path} ({error.strerror}): choose a folder that can be written to"
+        ) from error
 
 
 def _whole_lines(data: bytes) -> list[bytes]:

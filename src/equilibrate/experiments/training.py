@@ -52,15 +52,15 @@ def train(
     A run that was killed goes on from `out/checkpoint.pt` with `mode="resume"`, and ends with the
     same rows as one never stopped.
     """
-    state = checkpoints.load(out / "checkpoint.pt") if mode == "resume" else None
     dataset = data.load(TASKS[settings.task], data_dir, progress=True)
+    run = _Run(settings, dataset)
+    state = checkpoints.load(out / "checkpoint.pt") if mode == "resume" else None
     config = {**asdict(settings), "data": dataset.fingerprint}
     keep = state["rows"] if state else 0
     with (
         records.lock(out),
         records.Writer(out / "train.jsonl", config=config, mode=mode, keep=keep) as writer,
     ):
-        run = _Run(settings, dataset)
         if state:
             run.load_state_dict(state["run"])
         while run.epoch < settings.epochs:

@@ -1,0 +1,94 @@
+"""`equilibrate train` as a person would run it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from equilibrate import plots, records
+
+SHORT = ["--task", "digits-mlp", "--epochs", "6", "--batch-size", "50"]
+
+
+def run(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "equilibrate", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+
+
+def rows(folder):
+    return records.read(folder / "train.jsonl").rows
+
+
+def test_train_says_where_its_figure_is(tmp_path):
+    done = run("train", *SHORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "figure  runs/digits-mlp/train.png" in done.stdout
+    assert (tmp_path / "runs/digits-mlp/train.png").stat().st_size > 10_000
+    assert [row["epoch"] for row in rows(tmp_path / "runs/digits-mlp")] == [1, 2, 3, 4, 5, 6]
+    assert all(row["reason"] for row in rows(tmp_path / "runs/digits-mlp"))
+    again = run("train", *SHORT, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "holds an earlier run: resume it, overwrite it" in again.stderr.replace("\n", " ")
+    assert "Traceback" not in again.stderr
+
+
+def test_a_killed_run_resumes_to_the_same_rows(tmp_path):
+    long = ["--task", "digits-mlp", "--epochs", "40", "--batch-size", "50"]
+    straight = run("train", *long, "--out", "straight", cwd=tmp_path)
+    assert straight.returncode == 0, straight.stderr
+    process = subprocess.Popen(
+        [sys.executable, "-m", "equilibrate", "train", *long, "--out", "killed"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
+    record = tmp_path / "killed" / "train.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if record.exists() and record.read_bytes().count(b"\n") > 4:
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 3 < len(rows(tmp_path / "killed")) < 40
+    resumed = run("train", *long, "--out", "killed", "--resume", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert rows(tmp_path / "killed") == rows(tmp_path / "straight")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "imagenet"], "task must be one of digits-mlp, digits-cnn, mlp, cnn"),
+        (["--lr", "0"], "lr must be positive, got 0.0"),
+        (["--epochs", "0"], "epochs must be positive, got 0"),
+        (["--tolerance", "-1"], "tolerance must be a positive number such as 0.01, got -1.0"),
+        (["--decrease", "1"], "decrease must lie between 0 and 1, such as 0.1, got 1.0"),
+        (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+        (["--out", "file/below"], "cannot write to file/below"),
+    ],
+)
+def test_wrong_arguments_are_said_in_one_line(tmp_path, arguments, message):
+    (tmp_path / "file").write_text("")
+    done = run("train", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("*.jsonl"))
+
+
+def test_a_figure_of_undefined_rows_can_be_drawn(tmp_path):
+    row = {"epoch": 1, "loss": None, "left": None, "right": None, "lr": 0.1, "lowered": False}
+    figure = plots.training([row, {**row, "epoch": 2, "left": 1.0, "right": 1.0, "loss": 1.0}])
+    path = plots.save(figure, tmp_path / "new" / "figure.svg")
+    assert "half-running averages" in path.read_text()
+    assert json.dumps(row)

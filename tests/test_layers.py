@@ -1,0 +1,83 @@
+"""Imports go one way through the house: a module imports only from what stands before it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "equilibrate"
+
+ORDER = [
+    "solvable",
+    "observables",
+    "averages",
+    "estimates",
+    "relations",
+    "probes",
+    "monitor",
+    "scheduler",
+    "kernels",
+    "batched",
+    "ensemble",
+    "landscape",
+    "records",
+    "checkpoints",
+    "plots",
+    "report",
+    "experiments",
+    "cli",
+    "__main__",
+]
+CORE_NEEDS = {"torch", "numpy", "equilibrate", "triton"}
+CORE = ORDER[: ORDER.index("plots")]
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path):
+    """(top-level package, room of ours or None) of every import of a file."""
+    package = ["equilibrate", *path.relative_to(SOURCE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{stem}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            yield parts[0], parts[1] if parts[0] == "equilibrate" and len(parts) > 1 else None
+
+
+FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")
+
+
+def test_every_room_has_its_place():
+    assert {room(path) for path in FILES} <= set(ORDER)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_module_imports_only_from_what_stands_before_it(path):
+    here = ORDER.index(room(path))
+    for _, other in imported(path):
+        if other in ORDER:
+            assert ORDER.index(other) <= here, f"{path.name} imports {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_the_core_needs_torch_and_numpy_alone(path):
+    if room(path) in CORE:
+        import sys
+
+        outside = {top for top, _ in imported(path)} - CORE_NEEDS - set(sys.stdlib_module_names)
+        assert not outside
+
+
+def test_the_public_names_are_there_and_a_monitor_knows_no_scheduler():
+    import equilibrate as eq
+
+    assert all(hasattr(eq, name) for name in eq.__all__)
+    assert "scheduler" not in {other for _, other in imported(SOURCE / "monitor.py")}
