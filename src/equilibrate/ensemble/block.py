@@ -39,7 +39,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """g."""
+        """Number of replicas, g."""
         return self.replicas.stop - self.replicas.start
 
     @torch.no_grad()

@@ -53,8 +53,8 @@ class Stage:
 class LinearStage(Stage):
     """y = x Wᵀ + b for each replica."""
 
-    def __init__(self, name: str) -> None:
-        self._weight, self._bias = f"{name}.weight", f"{name}.bias"
+    def __init__(self, prefix: str) -> None:
+        self._weight, self._bias = f"{prefix}weight", f"{prefix}bias"
         super().__init__(self._linear, [self._weight, self._bias])
 
     def _linear(self, tensors: Tensors, x: Tensor) -> Tensor:
@@ -63,11 +63,13 @@ class LinearStage(Stage):
         return y.unflatten(1, x.shape[1:-1])
 
     def forward(self, tensors: Tensors, x: Tensor, through: bool) -> tuple[Tensor, Any]:
+        """As `Stage.forward`."""
         return self._linear(tensors, x), x
 
     def backward(
         self, tensors: Tensors, gradients: Tensors, saved: Any, grad: Tensor, through: bool
     ) -> Tensor | None:
+        """∂W = (∂y)ᵀ x, ∂b = Σ ∂y, ∂x = ∂y W."""
         grad = grad.flatten(1, -2)
         torch.bmm(grad.mT, saved.flatten(1, -2), out=gradients[self._weight])
         torch.sum(grad, 1, out=gradients[self._bias])
@@ -81,12 +83,14 @@ class ReLUStage(Stage):
         super().__init__(lambda _, x: F.relu(x))
 
     def forward(self, tensors: Tensors, x: Tensor, through: bool) -> tuple[Tensor, Any]:
+        """As `Stage.forward`."""
         y = F.relu(x)
         return y, y
 
     def backward(
         self, tensors: Tensors, gradients: Tensors, saved: Any, grad: Tensor, through: bool
     ) -> Tensor | None:
+        """∂x = ∂y where y > 0."""
         return torch.ops.aten.threshold_backward(grad, saved, 0) if through else None
 
 
@@ -155,44 +159,44 @@ def _chain(model: nn.Module) -> list[Stage]:
     owned = [id(p) for _, layer in layers for p in layer.parameters()]
     if len(set(owned)) < len(owned):  # a parameter used twice has the gradient of both uses
         return [_vmapped("", model)]
-    return [_stage(name, layer) for name, layer in layers]
+    return [_stage(prefix, layer) for prefix, layer in layers]
 
 
-def _layers(name: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _layers(prefix: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Layers with what stands before the names of their parameters."""
     if type(model) is not nn.Sequential or _hooked(model):
-        yield name, model
+        yield prefix, model
         return
-    for child, layer in model._modules.items():  # named_children leaves out what comes again
+    for name, layer in model._modules.items():  # named_children leaves out what comes again
         assert layer is not None
-        yield from _layers(f"{name}.{child}" if name else child, layer)
+        yield from _layers(f"{prefix}{name}.", layer)
 
 
 def _hooked(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def _stage(name: str, layer: nn.Module) -> Stage:
+def _stage(prefix: str, layer: nn.Module) -> Stage:
     # exact types: a subclass may do something else
     kind = type(layer)
     trained = all(p.requires_grad for p in layer.parameters())
     if _hooked(layer) or not trained:
-        return _vmapped(name, layer)
+        return _vmapped(prefix, layer)
     if isinstance(layer, nn.Linear) and kind is nn.Linear and layer.bias is not None:
-        return LinearStage(name)
+        return LinearStage(prefix)
     if kind is nn.ReLU:
         return ReLUStage()
     if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d:
-        return _convolution(name, layer)
+        return _convolution(prefix, layer)
     if isinstance(layer, nn.MaxPool2d) and kind is nn.MaxPool2d:
         return Stage(lambda _, x: layer(x.flatten(0, 1)).unflatten(0, x.shape[:2]))
     if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
         return Stage(lambda _, x: x.flatten(2))
-    return _vmapped(name, layer)
+    return _vmapped(prefix, layer)
 
 
-def _vmapped(name: str, layer: nn.Module) -> Stage:
+def _vmapped(prefix: str, layer: nn.Module) -> Stage:
     """Any module, by `torch.func`."""
-    prefix = f"{name}." if name else ""
     own = [n for n, _ in layer.named_parameters()] + [n for n, _ in layer.named_buffers()]
 
     def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -205,11 +209,11 @@ def _vmapped(name: str, layer: nn.Module) -> Stage:
     return Stage(function, trained)
 
 
-def _convolution(name: str, layer: nn.Conv2d) -> Stage:
+def _convolution(prefix: str, layer: nn.Conv2d) -> Stage:
     """A convolution in which the replicas are groups of channels."""
     if layer.groups != 1 or layer.padding_mode != "zeros" or layer.bias is None:
-        return _vmapped(name, layer)
-    weight_name, bias_name = f"{name}.weight", f"{name}.bias"
+        return _vmapped(prefix, layer)
+    weight_name, bias_name = f"{prefix}weight", f"{prefix}bias"
 
     def function(tensors: Tensors, x: Tensor) -> Tensor:
         weight = tensors[weight_name]
