@@ -1,7 +1,8 @@
 """Tell when SGD has equilibrated, act on it, and read the landscape off the fluctuations."""
 
-from equilibrate import observables, relations
+from equilibrate import observables, relations, solvable
 from equilibrate.averages import HalfRunningMean
+from equilibrate.ensemble import Ensemble
 from equilibrate.monitor import Monitor
 from equilibrate.observables import Snapshot
 from equilibrate.relations import Reading, Relation
@@ -11,6 +12,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Decision",
+    "Ensemble",
     "FDRScheduler",
     "HalfRunningMean",
     "Monitor",
@@ -21,4 +23,5 @@ __all__ = [
     "judge",
     "observables",
     "relations",
+    "solvable",
 ]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from equilibrate import __version__, checkpoints, plots, records
-from equilibrate.experiments import data, training
+from equilibrate.experiments import data, reproduce, training
 
 app = typer.Typer(
     help="Tell when SGD has equilibrated, act on it, and read the loss landscape.",
@@ -52,7 +52,7 @@ def train(
     ] = _DEFAULTS.decrease,
     seed: Annotated[int, typer.Option(help="Seed of weights and shuffling.")] = _DEFAULTS.seed,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the record and figure [runs/TASK].")
+        Path | None, typer.Option(help="Folder for the record and figure (runs/TASK).")
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with MNIST or CIFAR-10 in their official layout.")
@@ -82,6 +82,9 @@ def train(
         f"test accuracy {last['test_accuracy']:.1%}"
     )
     console.print(f"record  {out / 'train.jsonl'}\nfigure  {figure}", highlight=False)
+
+
+app.command("reproduce")(reproduce.command)
 
 
 def _bar() -> Progress:

@@ -1,0 +1,50 @@
+# The verbs of the project. Each makes its own virtual environment in .venv when it needs one.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help reproduce test lint types docs format benchmarks clean
+.DEFAULT_GOAL := help
+
+help:  ## Say what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+
+reproduce: .venv/.experiments  ## Run the paper's experiments on embedded data; figures and claims in runs/
+	$(BIN)/equilibrate reproduce
+
+test: .venv/.dev  ## Run all tests and every example of the documentation
+	$(BIN)/python -m pytest --quiet --numprocesses 2
+
+lint: .venv/.dev  ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev  ## Check types
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: .venv/.dev  ## Build the documentation into site/, warnings being errors
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
+format: .venv/.dev  ## Put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: .venv/.dev  ## Measure what it costs, as ratios
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/ensemble.py
+
+clean:  ## Take away what the verbs made, except runs/
+	rm -rf .venv site .pytest_cache .ruff_cache .hypothesis
+
+.venv/.made:
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+# torch is named so that pip takes the pinned build first and alone.
+.venv/.experiments: .venv/.made pyproject.toml constraints.txt
+	$(PIP) torch --editable '.[experiments]'
+	@touch $@
+
+.venv/.dev: .venv/.made pyproject.toml constraints.txt
+	$(PIP) torch --editable '.[dev]'
+	@touch $@
