@@ -71,23 +71,24 @@ class Estimate:
         return f"{self.value:.{places}f} ± {self.margin:.{places}f}"
 
 
-def mean(samples: Tensor) -> Estimate:
+def mean(samples: Tensor, *, independent: bool = False) -> Estimate:
     """The mean of a stationary series of shape (steps,), or of several runs, (steps, runs).
 
     One run: the series is cut into 20 batches of equal length and the error taken from the spread
     of their means, with Student's quantile. That is right once a batch is much longer than the
     correlation time τ; the interval is too narrow by about τ/(2·batch length). Several runs: the
-    error comes from the spread of the runs' means, whatever the correlations inside each.
+    error comes from the spread of the runs' means, whatever the correlations inside each. Samples
+    said to be `independent` are taken as they stand.
 
     >>> import torch
     >>> series = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     >>> mean(series).covers(0.0), mean(series).how
     (True, '20 batches of 50 steps')
     """
-    return _estimate(samples, samples, samples.double().mean().item())
+    return _estimate(samples, samples, samples.double().mean().item(), independent)
 
 
-def ratio(numerator: Tensor, denominator: Tensor) -> Estimate:
+def ratio(numerator: Tensor, denominator: Tensor, *, independent: bool = False) -> Estimate:
     """⟨numerator⟩/⟨denominator⟩ of two series measured together, as `mean` takes them.
 
     The error of r = a/b is that of the mean of (a − rb)/b̄, to first order in the fluctuations of
@@ -106,10 +107,10 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Estimate:
     a, b = numerator.double(), denominator.double()
     scale = b.mean()
     value = a.mean() / scale
-    return _estimate(a, (a - value * b) / scale, value.item())
+    return _estimate(a, (a - value * b) / scale, value.item(), independent)
 
 
-def _estimate(samples: Tensor, deviations: Tensor, value: float) -> Estimate:
+def _estimate(samples: Tensor, deviations: Tensor, value: float, independent: bool) -> Estimate:
     if samples.ndim not in (1, 2) or len(samples) == 0:
         raise ValueError(
             f"samples must have shape (steps,) or (steps, runs), got {tuple(samples.shape)}"
@@ -117,6 +118,8 @@ def _estimate(samples: Tensor, deviations: Tensor, value: float) -> Estimate:
     steps, runs = len(samples), samples[0].numel()
     if runs > 1:
         means, how = deviations.double().mean(0), f"{runs} runs of {steps} steps"
+    elif independent:
+        means, how = deviations.double().reshape(-1), f"{steps} independent draws"
     else:
         batches = min(_BATCHES, max(1, steps // 2))
         length = steps // batches

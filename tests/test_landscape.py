@@ -1,0 +1,300 @@
+"""Landscape readings against dense derivatives, all mini-batches counted out, and curvlinops."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from equilibrate.landscape import Landscape, connected_scaling
+
+EXAMPLES, BATCH, DECAY = 7, 2, 0.05
+
+
+def small(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def examples(count: int = EXAMPLES, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(3, (count,), generator=generator)
+
+
+def flat_loss(model: nn.Module, data, decay: float = DECAY):
+    """f as a function of one flat vector, and where the model stands."""
+    names = [name for name, _ in model.named_parameters()]
+    shapes = [p.shape for p in model.parameters()]
+
+    def f(theta: torch.Tensor) -> torch.Tensor:
+        parts = theta.split([math.prod(s) for s in shapes])
+        weights = {n: p.view(s) for n, p, s in zip(names, parts, shapes, strict=True)}
+        out = torch.func.functional_call(model, weights, data[0])
+        return cross_entropy(out, data[1]) + decay / 2 * theta @ theta
+
+    return f, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def dense_gradient(model: nn.Module, data) -> torch.Tensor:
+    return torch.autograd.functional.jacobian(*flat_loss(model, data))
+
+
+def dense_hessian(model: nn.Module, data) -> torch.Tensor:
+    return torch.autograd.functional.hessian(*flat_loss(model, data))
+
+
+def every_batch(data, size: int = BATCH):
+    for chosen in itertools.combinations(range(len(data[0])), size):
+        index = torch.tensor(chosen)
+        yield data[0][index], data[1][index]
+
+
+@given(st.integers(1, 12), st.integers(0, 20))
+@settings(max_examples=20, deadline=None)
+def test_value_gradient_and_hessian_product_whatever_the_chunks(chunk, seed):
+    model, data = small(seed), examples()
+    land = Landscape(model, cross_entropy, data, weight_decay=DECAY, chunk=chunk)
+    f, theta = flat_loss(model, data)
+    gradient, hessian = dense_gradient(model, data), dense_hessian(model, data)
+    vector = torch.randn(len(gradient), generator=torch.Generator().manual_seed(seed)).double()
+    assert land.value() == pytest.approx(f(theta).item(), rel=1e-12)
+    torch.testing.assert_close(land.gradient(), gradient)
+    torch.testing.assert_close(land.hessian_product(vector), hessian @ vector)
+    batch = next(every_batch(data))
+    torch.testing.assert_close(land.batch_gradient(batch), dense_gradient(model, batch))
+    torch.testing.assert_close(
+        land.batch_hessian_product(batch, vector), dense_hessian(model, batch) @ vector
+    )
+
+
+def test_tensors_batches_and_a_loader_give_the_same():
+    model, data = small(), examples()
+    loader = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True)
+    lists = [(data[0][:5], data[1][:5]), (data[0][5:], data[1][5:])]
+    before = torch.get_rng_state()
+    gradients = [Landscape(model, cross_entropy, d).gradient() for d in (data, loader, lists)]
+    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(gradients[2], gradients[0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def exact_noise(model, data) -> tuple[float, float, float]:
+    """Tr C̃, Tr C and Tr(HC̃) by counting out all mini-batches, with the dense Hessian."""
+    full, hessian = dense_gradient(model, data), dense_hessian(model, data)
+    gradients = torch.stack([dense_gradient(model, batch) for batch in every_batch(data)])
+    noise = gradients.T @ gradients / len(gradients)
+    return (
+        noise.trace().item(),
+        (noise.trace() - full @ full).item(),
+        (hessian @ noise).trace().item(),
+    )
+
+
+def test_noise_is_that_of_all_mini_batches():
+    """Two estimates within z = 4: false alarms in 1 of 10^4 draws of the seed."""
+    model, data = small(), examples()
+    total, connected, _ = exact_noise(model, data)
+    noise = Landscape(model, cross_entropy, data, weight_decay=DECAY).noise(BATCH, draws=2000)
+    assert abs(noise.total.value - total) < 4 * noise.total.error
+    assert abs(noise.connected.value - connected) < 4 * noise.connected.error
+    assert noise.connected.error < 0.05 * connected
+
+
+def test_every_batch_drawn_once_gives_the_noise_to_rounding():
+    """Given all mini-batches as data of its own, nothing is left to chance."""
+    model, data = small(), examples()
+    batches = list(every_batch(data))
+    total, connected, curvature = exact_noise(model, data)
+    land = Landscape(model, cross_entropy, batches, weight_decay=DECAY)
+    noise = land.noise(None, draws=len(batches))
+    assert noise.total.value == pytest.approx(total, rel=1e-10)
+    assert noise.connected.value == pytest.approx(connected, rel=1e-10)
+    bent = land.noise_curvature(None, draws=len(batches))
+    assert bent.hessian_noise.value == pytest.approx(curvature, rel=1e-10)
+    assert bent.sharpness.value == pytest.approx(curvature / total, rel=1e-10)
+
+
+def test_connected_noise_scales_with_the_batch_as_the_paper_says():
+    model, data = small(), examples(6)
+    full = dense_gradient(model, data)
+    single = torch.stack([dense_gradient(model, batch) for batch in every_batch(data, 1)])
+    spread = (single - full).square().sum().item() / (len(single) - 1)
+    for size in range(1, 7):
+        gradients = [dense_gradient(model, batch) for batch in every_batch(data, size)]
+        connected = torch.stack([(g - full) @ (g - full) for g in gradients]).mean().item()
+        assert connected == pytest.approx(spread * connected_scaling(size, 6), rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_hessian_noise_against_the_dense_hessian(whole):
+    """Tr(HC̃) within z = 4 of the exact one; along the same gradients it agrees to 1e-10 above."""
+    model, data = small(), examples()
+    _, _, exact = exact_noise(model, data)
+    land = Landscape(model, cross_entropy, data, weight_decay=DECAY)
+    draws = 300 if whole else 1500
+    found = land.noise_curvature(BATCH, draws, whole_hessian=whole).hessian_noise
+    assert abs(found.value - exact) < 4 * found.error
+    assert found.error < 0.1 * exact
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own use of torch.jit
+def test_hessian_products_are_those_of_curvlinops():
+    from curvlinops import HessianLinearOperator
+
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)).double()
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(20, 1, 4, 4, generator=generator, dtype=torch.float64)
+    targets = torch.randint(4, (20,), generator=generator)
+    land = Landscape(model, cross_entropy, (inputs, targets), chunk=7)
+    theirs = HessianLinearOperator(
+        model, nn.CrossEntropyLoss(), list(model.parameters()), [(inputs, targets)]
+    )
+    for batch in ((inputs[:6], targets[:6]), (inputs[6:16], targets[6:16])):
+        g = land.batch_gradient(batch)
+        torch.testing.assert_close(g @ land.hessian_product(g), g @ (theirs @ g), rtol=1e-6, atol=0)
+
+
+def test_only_trainable_parameters_count_and_nothing_is_left_behind():
+    model, data = small(), examples()
+    model[0].weight.requires_grad_(False)
+    land = Landscape(model, cross_entropy, data)
+    state = {name: p.clone() for name, p in model.state_dict().items()}
+    assert len(land.gradient()) == len(land.parameters()) == 5 + 15 + 3
+    with torch.no_grad():
+        land.noise_curvature(BATCH, draws=2)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(state[name], p) for name, p in model.state_dict().items())
+
+
+def test_own_generator():
+    model, data = small(), examples()
+    before = torch.get_rng_state()
+    found = [Landscape(model, cross_entropy, data, seed=s).noise(BATCH, 5).total for s in (3, 3, 4)]
+    assert found[0] == found[1] != found[2]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_progress_is_told_of_every_example():
+    told: list[int] = []
+    land = Landscape(small(), cross_entropy, examples(), chunk=4, progress=told.append)
+    land.gradient()
+    assert told == [4, 3]
+    land.noise_curvature(BATCH, draws=2)
+    assert sum(told) == 3 * EXAMPLES
+
+
+def test_a_loss_linear_in_the_parameters_has_no_curvature():
+    model = nn.Linear(4, 1).double()
+    land = Landscape(model, lambda out, y: out.mean(), examples(), weight_decay=0.5)
+    vector = torch.arange(5.0).double()
+    torch.testing.assert_close(land.hessian_product(vector), vector / 2)
+
+
+def test_memory_is_a_few_parameter_sized_buffers():
+    """Chunked products of a wide layer: peak above the model below 12 buffers of its size."""
+    model = nn.Linear(2000, 100)
+    data = torch.randn(64, 2000), torch.randint(100, (64,))
+    land = Landscape(model, cross_entropy, data, chunk=8)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        land.hessian_product(land.parameters())
+    size = 4 * sum(p.numel() for p in model.parameters())
+    held = peak = 0
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    assert 0 < peak < 12 * size
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.inner(x) + torch.randn(3).double()
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.inner(x - 9 * x.mean(0))
+
+
+def with_layer(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 3)).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (with_layer(nn.BatchNorm1d(5)), r"BatchNorm1d '1'.*call model\.eval\(\)"),
+        (
+            with_layer(nn.BatchNorm1d(5, track_running_stats=False)).eval(),
+            "no running statistics; use GroupNorm",
+        ),
+        (with_layer(nn.Dropout(0.1)), r"Dropout '1'.*left to chance: call model\.eval\(\)"),
+        (Noisy(), "something in the model is left to chance"),
+        (Mixing(), "must be a mean over examples that do not see each other"),
+        (small().requires_grad_(False), "no trainable parameter"),
+    ],
+)
+def test_models_that_would_be_misread_are_refused(model, says):
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=says):
+        Landscape(model, cross_entropy, examples())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.Dropout(0.5)])
+def test_the_same_models_are_read_in_evaluation_mode(layer):
+    land = Landscape(with_layer(layer).eval(), cross_entropy, examples())
+    assert land.gradient().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), "reduction='mean'"),
+        (nn.CrossEntropyLoss(reduction="none"), "must return one number"),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 30.0]).double()), "class weights"),
+    ],
+)
+def test_losses_that_are_no_mean_over_examples_are_refused(loss, says):
+    with pytest.raises(ValueError, match=says):
+        Landscape(small(), loss, examples())
+
+
+def test_bad_arguments_are_refused():
+    model, data = small(), examples()
+    with pytest.raises(ValueError, match="chunk must be at least 1"):
+        Landscape(model, cross_entropy, data, chunk=0)
+    with pytest.raises(ValueError, match="weight_decay must be at least 0"):
+        Landscape(model, cross_entropy, data, weight_decay=-1.0)
+    with pytest.raises(ValueError, match="7 inputs and 6 targets"):
+        Landscape(model, cross_entropy, (data[0], data[1][:6]))
+    with pytest.raises(TypeError, match="gone through once only"):
+        Landscape(model, cross_entropy, iter([data]))
+    with pytest.raises(ValueError, match="yields no batch"):
+        Landscape(model, cross_entropy, [])
+    land = Landscape(model, cross_entropy, data)
+    with pytest.raises(ValueError, match="draws must be at least 2"):
+        land.noise(BATCH, draws=1)
+    with pytest.raises(ValueError, match="batch must be between 1 and 7"):
+        land.noise(8)
+    with pytest.raises(ValueError, match="batches of its own"):
+        Landscape(model, cross_entropy, [data]).noise(3)
+    with pytest.raises(ValueError, match="batch must be between 1 and 5"):
+        connected_scaling(6, examples=5)
