@@ -147,9 +147,7 @@ def _input_gradient(weight: Tensor, grad: Tensor, argmax: Tensor, precision: str
 
 
 @_forward.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor, precision: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, weight: Tensor, bias: Tensor, precision: str) -> tuple[Tensor, Tensor, Tensor]:
     g = Geometry.of(weight, x=x)
     argmax = x.new_empty(g.pooled_shape, dtype=torch.uint8)
     return _channels_first(x.new_empty(g.pooled_shape)), argmax, x.new_empty(g.packed_shape)

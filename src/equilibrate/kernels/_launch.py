@@ -58,6 +58,10 @@ def pack(x: Tensor, g: Geometry, precision: str) -> Tensor:
     return packed
 
 
+def _channels_last(grad: Tensor) -> Tensor:
+    return grad.permute(0, 1, 3, 4, 2).contiguous()
+
+
 def _inner_contiguous(weight: Tensor) -> Tensor:
     return weight if weight[0].is_contiguous() else weight.contiguous()
 
@@ -109,9 +113,9 @@ def weight_gradient(
     steps = _blocks(_blocks(g.pooled, tile.m), splits)
     splits = _blocks(g.pooled, steps * tile.m)
     partial = packed.new_empty(splits, g.replicas, g.patch, 4 * (main + tail))
-    partial_bias = packed.new_empty(splits, g.replicas, main + tail)
+    partial_bias = packed.new_empty(splits, g.replicas, 4 * (main + tail))
     kernels.weight_gradient_kernel[(_blocks(g.patch, tile.k), splits, g.replicas)](
-        packed, grad, argmax, partial, partial_bias, *grad.stride(), g.pooled,
+        packed, _channels_last(grad), argmax, partial, partial_bias, g.pooled,
         O=g.outputs, O_MAIN=main, O_TAIL=tail, CP=g.padded_channels,
         H=g.height, W=g.width, F=g.filter, STEPS=steps, BM=tile.m, BK=tile.k,
         ROUND=precision == "tf32", PRECISION=precision, **_options(tile),
@@ -153,7 +157,7 @@ def input_gradient(
     )
     grad_x = weight.new_empty(g.image_shape)
     kernels.input_gradient_kernel[(_blocks(g.pooled, tile.m), g.replicas)](
-        filters, grad, argmax, grad_x, *grad.stride(), g.pooled,
+        filters, _channels_last(grad), argmax, grad_x, g.pooled,
         H=g.height, W=g.width, BM=tile.m, PRECISION=precision, **blocks, **_options(tile),
     )  # fmt: skip
     return grad_x

@@ -152,7 +152,7 @@ def forward_kernel(
     N_TAIL: tl.constexpr = 4 * O_TAIL
     r = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
-    row = tl.minimum(m, M - 1)
+    row = tl.minimum(m, M - 1).to(tl.uint32)
     start = (row // (H2 * W2) * HP + row // W2 % H2 * 2) * WP + row % W2 * 2
     patch = packed + r * (M // (H2 * W2) * (HP * WP * CP)) + start * CP
     filters += r * ((N_MAIN + N_TAIL) * KP)
@@ -188,28 +188,25 @@ def forward_kernel(
 
 
 @triton.jit
-def load_gradient(grad, argmax, o, stride_o, inside, O: tl.constexpr):
-    """Gradient and argmax of pooled pixels (pointers to channel 0) in channels o."""
-    mask = inside[:, None] & (o < O)[None, :]
-    g = tl.load(grad[:, None] + o[None, :] * stride_o, mask=mask, other=0.0)
-    i = tl.load(argmax[:, None] + o[None, :], mask=mask, other=4)
-    return g, i
-
-
-@triton.jit
-def scatter(g, i, BM: tl.constexpr, BO: tl.constexpr, ROUND: tl.constexpr):
-    """S[m, (p, o)]: the gradient at the position its maximum came from, 0 at the other three."""
-    if ROUND:
-        g = round_to_tf32(g)
-    p = tl.arange(0, 4)
-    hit = i.to(tl.int32)[:, None, :] == p[None, :, None]
-    return tl.reshape(tl.where(hit, g[:, None, :], 0.0), (BM, 4 * BO))
+def load_scattered(
+    grad, argmax, row, inside, n,
+    O: tl.constexpr, FIRST: tl.constexpr, BO: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """S[row, n], n = p·BO + (o − FIRST): the gradient where its maximum came from, else 0."""
+    o = FIRST + n % BO
+    offset = row[:, None] * O + o[None, :]
+    mask = inside[:, None]
+    if FIRST + BO > O:
+        mask = mask & (o < O)[None, :]
+    g = tl.load(grad + offset, mask=mask, other=0.0)
+    i = tl.load(argmax + offset, mask=mask, other=4)
+    s = tl.where(i == (n // BO)[None, :], g, 0.0)
+    return round_to_tf32(s) if ROUND else s
 
 
 @triton.jit
 def weight_gradient_kernel(
-    packed, grad, argmax, partial, partial_bias,
-    stride_r, stride_b, stride_o, stride_y, stride_x, M,
+    packed, grad, argmax, partial, partial_bias, M,
     O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
     STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
@@ -229,48 +226,44 @@ def weight_gradient_kernel(
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     offset = patch_offset(k, CP, WP, F)
     packed += r * (M // (H2 * W2) * (HP * WP * CP))
-    grad += r * stride_r
+    grad += r * M * O
     argmax += r * M * O
-    o = tl.arange(0, O_MAIN)
+    n = tl.arange(0, N_MAIN)
     acc = tl.zeros((BK, N_MAIN), tl.float32)
-    total = tl.zeros((BM, O_MAIN), tl.float32)
+    total = tl.zeros((BM, N_MAIN), tl.float32)
     if O_TAIL > 0:
-        o_tail = O_MAIN + tl.arange(0, O_TAIL)
+        n_tail = tl.arange(0, N_TAIL)
         acc_tail = tl.zeros((BK, N_TAIL), tl.float32)
-        total_tail = tl.zeros((BM, O_TAIL), tl.float32)
+        total_tail = tl.zeros((BM, N_TAIL), tl.float32)
     for step in range(STEPS):
         m = (split * STEPS + step) * BM + tl.arange(0, BM)
-        row = tl.minimum(m, M - 1)
-        b = row // (H2 * W2)
-        qy = row // W2 % H2
-        qx = row % W2
-        patch = packed + ((b * HP + qy * 2) * WP + qx * 2) * CP
+        row = tl.minimum(m, M - 1).to(tl.uint32)
+        start = (row // (H2 * W2) * HP + row // W2 % H2 * 2) * WP + row % W2 * 2
+        patch = packed + start * CP
         if K % BK > 0:
             a = tl.load(patch[:, None] + offset[None, :], mask=(k < K)[None, :], other=0.0)
         else:
             a = tl.load(patch[:, None] + offset[None, :])
+        if ROUND:
+            a = (a.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
         a = tl.trans(a)
-        source = grad + b * stride_b + qy * stride_y + qx * stride_x
-        g, i = load_gradient(source, argmax + row * O, o, stride_o, m < M, O)
-        total += tl.where(i < 4, g, 0.0)
-        acc = tl.dot(a, scatter(g, i, BM, O_MAIN, ROUND), acc, input_precision=PRECISION)
+        s = load_scattered(grad, argmax, row, m < M, n, O, 0, O_MAIN, ROUND)
+        total += s
+        acc = tl.dot(a, s, acc, input_precision=PRECISION)
         if O_TAIL > 0:
-            g, i = load_gradient(source, argmax + row * O, o_tail, stride_o, m < M, O)
-            total_tail += tl.where(i < 4, g, 0.0)
-            acc_tail = tl.dot(
-                a, scatter(g, i, BM, O_TAIL, ROUND), acc_tail, input_precision=PRECISION
-            )
+            s = load_scattered(grad, argmax, row, m < M, n_tail, O, O_MAIN, O_TAIL, ROUND)
+            total_tail += s
+            acc_tail = tl.dot(a, s, acc_tail, input_precision=PRECISION)
     piece = split * tl.num_programs(2) + r
-    n = tl.arange(0, N_MAIN)
     target = partial + (piece * K + k)[:, None] * (N_MAIN + N_TAIL)
     tl.store(target + n[None, :], acc, mask=(k < K)[:, None])
+    partial_bias += piece * (N_MAIN + N_TAIL)
     if tl.program_id(0) == 0:
-        tl.store(partial_bias + piece * (O_MAIN + O_TAIL) + o, tl.sum(total, axis=0))
+        tl.store(partial_bias + n, tl.sum(total, axis=0))
     if O_TAIL > 0:
-        n = N_MAIN + tl.arange(0, N_TAIL)
-        tl.store(target + n[None, :], acc_tail, mask=(k < K)[:, None])
+        tl.store(target + N_MAIN + n_tail[None, :], acc_tail, mask=(k < K)[:, None])
         if tl.program_id(0) == 0:
-            tl.store(partial_bias + piece * (O_MAIN + O_TAIL) + o_tail, tl.sum(total_tail, axis=0))
+            tl.store(partial_bias + N_MAIN + n_tail, tl.sum(total_tail, axis=0))
 
 
 @triton.jit
@@ -292,26 +285,22 @@ def fold_kernel(
     dy = t // (O * C * F)
     valid = dy < F
     acc = tl.zeros((BLOCK,), tl.float32)
+    acc_bias = tl.zeros((BLOCK,), tl.float32)
     for split in range(SPLITS):
-        piece = partial + (split * replicas + r) * (K * 4 * OP)
+        piece = split * replicas + r
         for p in tl.static_range(4):
             k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
             n = tl.where(o < O_MAIN, p * O_MAIN + o, 4 * O_MAIN + p * O_TAIL + o - O_MAIN)
-            acc += tl.load(piece + k * (4 * OP) + n, mask=valid, other=0.0)
+            acc += tl.load(partial + (piece * K + k) * (4 * OP) + n, mask=valid, other=0.0)
+            acc_bias += tl.load(partial_bias + piece * (4 * OP) + n, mask=t < O, other=0.0)
     target = ((r * O + o) * C + c) * (F * F) + dy * F + dx
     tl.store(grad_weight + target, acc, mask=valid)
-    if tl.program_id(0) == 0:
-        acc_bias = tl.zeros((BLOCK,), tl.float32)
-        for split in range(SPLITS):
-            piece = partial_bias + (split * replicas + r) * OP
-            acc_bias += tl.load(piece + t, mask=t < O, other=0.0)
-        tl.store(grad_bias + r * O + t, acc_bias, mask=t < O)
+    tl.store(grad_bias + r * O + t, acc_bias, mask=t < O)
 
 
 @triton.jit
 def input_gradient_kernel(
-    filters, grad, argmax, grad_x,
-    stride_r, stride_b, stride_o, stride_y, stride_x, M,
+    filters, grad, argmax, grad_x, M,
     O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
     C: tl.constexpr, C_MAIN: tl.constexpr, C_TAIL: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, REACH: tl.constexpr,
@@ -332,13 +321,13 @@ def input_gradient_kernel(
     qy = m // W2 % H2
     qx = m % W2
     filters += r * ((N_MAIN + N_TAIL) * K)
-    grad += r * stride_r
+    grad += r * M * O
     argmax += r * M * O
-    o = tl.arange(0, O_MAIN)
     n = tl.arange(0, N_MAIN)
+    k = tl.arange(0, K_MAIN)
     acc = tl.zeros((BM, N_MAIN), tl.float32)
     if O_TAIL > 0:
-        o_tail = O_MAIN + tl.arange(0, O_TAIL)
+        k_tail = tl.arange(0, K_TAIL)
     if C_TAIL > 0:
         n_tail = N_MAIN + tl.arange(0, N_TAIL)
         acc_tail = tl.zeros((BM, N_TAIL), tl.float32)
@@ -346,25 +335,22 @@ def input_gradient_kernel(
         jy = j // SPAN - REACH
         jx = j % SPAN - REACH
         inside = (m < M) & (qy + jy >= 0) & (qy + jy < H2) & (qx + jx >= 0) & (qx + jx < W2)
-        source = grad + b * stride_b + (qy + jy) * stride_y + (qx + jx) * stride_x
-        index = argmax + (m + jy * W2 + jx) * O
-        k = j * (K_MAIN + K_TAIL) + tl.arange(0, K_MAIN)
-        g, i = load_gradient(source, index, o, stride_o, inside, O)
-        a = scatter(g, i, BM, O_MAIN, ROUND)
-        w = tl.load(filters + n[None, :] * K + k[:, None])
-        acc = tl.dot(a, w, acc, input_precision=PRECISION)
+        row = m + jy * W2 + jx
+        s = load_scattered(grad, argmax, row, inside, k, O, 0, O_MAIN, ROUND)
+        columns = filters + j * (K_MAIN + K_TAIL)
+        w = tl.load(columns + n[None, :] * K + k[:, None])
+        acc = tl.dot(s, w, acc, input_precision=PRECISION)
         if C_TAIL > 0:
-            w = tl.load(filters + n_tail[None, :] * K + k[:, None])
-            acc_tail = tl.dot(a, w, acc_tail, input_precision=PRECISION)
+            w = tl.load(columns + n_tail[None, :] * K + k[:, None])
+            acc_tail = tl.dot(s, w, acc_tail, input_precision=PRECISION)
         if O_TAIL > 0:
-            k = j * (K_MAIN + K_TAIL) + K_MAIN + tl.arange(0, K_TAIL)
-            g, i = load_gradient(source, index, o_tail, stride_o, inside, O)
-            a = scatter(g, i, BM, O_TAIL, ROUND)
-            w = tl.load(filters + n[None, :] * K + k[:, None])
-            acc = tl.dot(a, w, acc, input_precision=PRECISION)
+            s = load_scattered(grad, argmax, row, inside, k_tail, O, O_MAIN, O_TAIL, ROUND)
+            columns += K_MAIN
+            w = tl.load(columns + n[None, :] * K + k_tail[:, None])
+            acc = tl.dot(s, w, acc, input_precision=PRECISION)
             if C_TAIL > 0:
-                w = tl.load(filters + n_tail[None, :] * K + k[:, None])
-                acc_tail = tl.dot(a, w, acc_tail, input_precision=PRECISION)
+                w = tl.load(columns + n_tail[None, :] * K + k_tail[:, None])
+                acc_tail = tl.dot(s, w, acc_tail, input_precision=PRECISION)
     corner = r * M * (4 * C) + ((b * H + qy * 2) * W + qx * 2) * C
     s = n // C_MAIN
     c = n % C_MAIN

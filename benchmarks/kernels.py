@@ -1,0 +1,197 @@
+"""The paper's CNN on R replicas: one training step through the Triton kernels and through cuDNN.
+
+Both versions do the whole step: gather a batch from a data set on the device, three
+convolution + ReLU + max-pool layers, the linear layer, cross-entropy, gradients, SGD with momentum
+and weight decay, and the observables θ·∇f and v² of every replica, written to a buffer at a row
+that a counter on the device names. Several steps are one CUDA graph; its replays are timed.
+
+    python benchmarks/kernels.py --out kernels.json
+"""
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equilibrate.kernels import conv_relu_pool, conv_relu_pool_reference
+
+LAYERS = [(3, 16, 32), (16, 20, 16), (20, 20, 8)]
+"""Input channels, filters and image width of the three layers; filters are 5×5."""
+BATCH, IMAGES = 100, 50_000
+LEARNING_RATE, MOMENTUM, DECAY = 0.01, 0.9, 0.01
+STEPS_PER_GRAPH = 10
+
+Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Training:
+    """R replicas of the CNN on random images, and the step that trains them."""
+
+    def __init__(self, replicas: int, layer: Layer, steps: int, device: str = "cuda") -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        random = partial(torch.randn, device=device, generator=generator)
+        self.layer, self.replicas = layer, replicas
+        shapes = [s for c, o, _ in LAYERS for s in ((o, c, 5, 5), (o,))] + [(320, 10), (1, 10)]
+        sizes = [torch.Size(s).numel() for s in shapes]
+        self.theta = random(replicas, sum(sizes)) * 0.05
+        self.velocity = torch.zeros_like(self.theta)
+        self.parameters = [
+            part.view(replicas, *shape).detach().requires_grad_()
+            for part, shape in zip(self.theta.split(sizes, dim=1), shapes, strict=True)
+        ]
+        self.images = random(IMAGES, 3, 32, 32)
+        self.labels = torch.randint(10, (IMAGES,), device=device, generator=generator)
+        self.order = torch.stack(
+            [torch.randperm(IMAGES, device=device, generator=generator) for _ in range(replicas)]
+        )
+        self.column = torch.arange(BATCH, device=device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self.observables = torch.zeros(steps, replicas, 2, device=device)
+
+    def loss(self) -> Tensor:
+        """Sum over replicas of the mean cross-entropy of the counter's batch."""
+        column = (self.counter * BATCH + self.column) % IMAGES
+        index = self.order.index_select(1, column)
+        x = self.images[index]
+        *layers, weight, bias = self.parameters
+        for w, b in zip(layers[::2], layers[1::2], strict=True):
+            x = self.layer(x, w, b)
+        logits = torch.baddbmm(bias, x.flatten(2), weight)
+        target = self.labels[index]
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum") / BATCH
+
+    def step(self) -> None:
+        """One SGD step of all replicas; nothing leaves the device."""
+        gradients = torch.autograd.grad(self.loss(), self.parameters)
+        g = torch.cat([part.flatten(1) for part in gradients], dim=1).add_(self.theta, alpha=DECAY)
+        left = (self.theta * g).sum(1)
+        self.velocity.mul_(MOMENTUM).sub_(g)
+        self.theta.add_(self.velocity, alpha=LEARNING_RATE)
+        right = self.velocity.square().sum(1)
+        row = torch.stack((left, right), dim=1)
+        self.observables.index_copy_(0, self.counter % len(self.observables), row[None])
+        self.counter.add_(1)
+
+
+def captured(step: Callable[[], None], steps: int = STEPS_PER_GRAPH) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of several steps."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            step()
+    return graph
+
+
+def microseconds(run: Callable[[], Any], repeats: int = 20) -> float:
+    """Median time of `run` on the device."""
+    run()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end))
+    return median(times)
+
+
+def step_time(replicas: int, layer: Layer, *, graph: bool = True) -> float:
+    """Microseconds a step of all replicas takes."""
+    training = Training(replicas, layer, steps=1000)
+    if not graph:
+        return microseconds(training.step)
+    return microseconds(captured(training.step).replay) / STEPS_PER_GRAPH
+
+
+def kernel_times(replicas: int, layer: Layer) -> dict[str, float]:
+    """Microseconds a step spends in each kernel, largest first."""
+    graph = captured(Training(replicas, layer, steps=1000).step)
+    graph.replay()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        graph.replay()
+        torch.cuda.synchronize()
+    times = {e.key: e.self_device_time_total / STEPS_PER_GRAPH for e in profile.key_averages()}
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def relative_errors(precision: str, replicas: int = 2) -> dict[str, list[float]]:
+    """‖ours − float64‖/‖float64‖ of result and gradients, layer by layer, the maxima held fixed."""
+    errors = {}
+    for c, o, width in LAYERS:
+        x = torch.randn(replicas, BATCH, c, width, width, device="cuda", requires_grad=True)
+        weight = torch.randn(replicas, o, c, 5, 5, device="cuda", requires_grad=True)
+        bias = torch.randn(replicas, o, device="cuda", requires_grad=True)
+        operands = (x, weight, bias)
+        y, argmax, _ = torch.ops.equilibrate.conv_relu_pool(*operands, precision)
+        cotangent = torch.randn_like(y)
+        ours = (y, *torch.autograd.grad(y, operands, cotangent))
+        exact = [t.detach().double().requires_grad_() for t in operands]
+        images = exact[0].transpose(0, 1).flatten(1, 2)
+        full = F.conv2d(
+            images, exact[1].flatten(0, 1), exact[2].flatten(), padding=2, groups=replicas
+        )
+        full = full.unflatten(1, (replicas, o)).transpose(0, 1)
+        windows = full.unfold(3, 2, 2).unfold(4, 2, 2).flatten(-2)
+        argmax = argmax.permute(0, 1, 4, 2, 3)
+        taken = windows.gather(-1, argmax.clamp(max=3)[..., None].long())[..., 0]
+        held = torch.where(argmax < 4, taken, 0.0)
+        twin = (held, *torch.autograd.grad(held, exact, cotangent.double()))
+        errors[f"{c}→{o}"] = [
+            float((a.double() - b).norm() / b.norm()) for a, b in zip(ours, twin, strict=True)
+        ]
+    return errors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the numbers as JSON")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 4, 16])
+    args = parser.parse_args()
+    import triton
+
+    record: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "errors": {p: relative_errors(p) for p in ("tf32", "tf32x3", "ieee")},
+        "steps": {},
+    }
+    print(record["device"], "torch", record["torch"], "triton", record["triton"])
+    for precision, errors in record["errors"].items():
+        for name, values in errors.items():
+            print(f"{precision:7} {name:6} y, x', w', b':", *(f"{v:.1e}" for v in values))
+    record["steps"]["1 eager"] = step_time(1, conv_relu_pool_reference, graph=False)
+    for replicas in args.replicas:
+        record["steps"][f"{replicas} cuDNN"] = step_time(replicas, conv_relu_pool_reference)
+        for precision in ("tf32", "tf32x3"):
+            layer = partial(conv_relu_pool, precision=precision)
+            record["steps"][f"{replicas} {precision}"] = step_time(replicas, layer)
+    record["kernels"] = kernel_times(max(args.replicas), conv_relu_pool)
+    for name, time in list(record["kernels"].items())[:16]:
+        print(f"{time:8.1f} µs  {name[:90]}")
+    print("replicas, version: µs a step, µs a replica-step")
+    for name, time in record["steps"].items():
+        print(f"{name:12} {time:9.1f} {time / int(name.split()[0]):9.1f}")
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
