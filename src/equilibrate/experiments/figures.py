@@ -109,10 +109,9 @@ def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
     elif panel[0] == "4":
         title += r", $\mu$ = 0"
     elif panel.startswith("S2"):
-        title += rf", $\mu$ = 0, initial seed {'abcd'.index(panel[-1])}"
-    top = figure.axes[0]
-    top.set_title(title, loc="center")
-    top.set_title(f"{panel}", loc="left", fontweight="bold")
+        title += rf", $\mu$ = 0, seed {'abcd'.index(panel[-1])}"
+    figure.axes[0].set_title(rf"$\bf{{{panel}}}$   {title}", loc="left")
+    figure.align_ylabels()
     missing = dict.fromkeys(f"{r.run.name}: {s}" for r in results if (s := r.shortfall))
     if missing:
         figure.supxlabel("incomplete – " + "; ".join(missing), fontsize=6.5, color="#b00020")
@@ -133,15 +132,9 @@ def _initial(result: Result) -> Figure:
     sides.set_yscale("log")
     sides.set_xlabel("epochs")
     sides.set_ylabel("half-running averages")
-    sides.legend(loc="best")
     residual = left[-1] / right[-1] - 1
-    sides.annotate(
-        rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} %",
-        (0.98, 0.06),
-        xycoords="axes fraction",
-        ha="right",
-        color="0.3",
-    )
+    ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} % at the end"
+    sides.legend(loc="upper right", title=ratio, title_fontsize=7.5, ncols=2)
     _plain_ticks(loss)
     return figure
 
@@ -185,7 +178,7 @@ def _landscape(result: Result) -> Figure:
     axes.set_ylabel(r"$\langle O_{FB}\rangle$")
     axes.set_xlim(0, 1.06 * lrs.max())
     axes.set_ylim(0, 1.12 * np.nanmax(mean + np.nan_to_num(error)))
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside lower center", ncols=2)
     small = lrs <= _zoom(lrs)
     if 2 <= small.sum() < len(lrs):
         inset = axes.inset_axes((0.13, 0.57, 0.4, 0.4))
@@ -271,7 +264,8 @@ def _accuracy(axes: Axes) -> None:
     low = np.nanquantile(values, 0.04)
     axes.set_ylim(low - 0.06 * (np.nanmax(values) - low), None)
     axes.set_ylabel("accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    places = 0 if np.nanmax(values) - low > 0.04 else 1
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=places, symbol=" %"))
     kinds = [
         Line2D([], [], color="0.3", lw=1, label="training"),
         Line2D([], [], color="0.3", lw=1, ls=(0, (2.5, 1.2)), label="test"),

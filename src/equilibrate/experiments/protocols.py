@@ -136,9 +136,17 @@ class Run:
 
     def shortened(self, epochs_scale: float, seeds: int | None) -> Run:
         """The same run with fewer epochs and seeds; it knows what the whole one has."""
+        arms = {name: schedule.scaled(epochs_scale) for name, schedule in self.arms.items()}
+        # Each tread has one epoch at least, so stairs may be the longer.
+        length = max(schedule.epochs for schedule in arms.values())
         return replace(
             self,
-            arms={name: schedule.scaled(epochs_scale) for name, schedule in self.arms.items()},
+            arms={
+                name: replace(schedule, epochs=length)
+                if isinstance(schedule, Adaptive)
+                else schedule
+                for name, schedule in arms.items()
+            },
             seeds=self.seeds[:seeds],
             full_epochs=self.full_epochs,
             full_seeds=self.full_seeds,
@@ -303,7 +311,7 @@ def _runs(
                 name=f"{task.name}-sequence",
                 task=task,
                 arms={"sequence": sequence[task.name]},
-                seeds=tuple(range(sequence_seeds[task.name])),
+                seeds=tuple(range(100, 100 + sequence_seeds[task.name])),  # unlike the initial run
                 measures="landscape",
                 momentum=momenta[task.name],
                 zero_velocity=task is cnn,
@@ -314,8 +322,11 @@ def _runs(
 
 
 _FOUR_SEEDS = (0, 1, 2, 3)
-_PAPER_PRESET = Stairs(((0.1, 100), (0.01, 100), (0.001, 100), (0.0001, 100)))
-_QUICK_PRESET = Stairs(((0.1, 50), (0.01, 50), (0.001, 50), (0.0001, 50)))
+
+
+def _preset(epochs: int) -> Stairs:
+    return Stairs(tuple((lr, epochs) for lr in (0.1, 0.01, 0.001, 0.0001)))
+
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
@@ -346,22 +357,22 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     ),
                 },
                 sequence_seeds={"mlp": 4, "cnn": 16},
-                preset={"mlp": _PAPER_PRESET, "cnn": _PAPER_PRESET},
+                preset={"mlp": _preset(100), "cnn": _preset(100)},
             ),
         ),
         "quick": Profile(
             "quick",
             _runs(
                 # Three times the paper's decay: the relaxation time 1/(2ηλ) must fit into minutes.
-                Task("mlp", "digits-mlp", "digits", "MLP on digits", 30, weight_decay=0.03),
-                Task("cnn", "digits-cnn", "digits", "CNN on digits", 50, weight_decay=0.03),
-                initial={"mlp": Stairs(((0.1, 100),)), "cnn": Stairs(((0.1, 60),))},
+                Task("mlp", "digits-mlp", "digits", "MLP on digits", 25, weight_decay=0.03),
+                Task("cnn", "digits-cnn", "digits", "CNN on digits", 25, weight_decay=0.03),
+                initial={"mlp": Stairs(((0.1, 80),)), "cnn": Stairs(((0.1, 40),))},
                 sequence={
-                    "mlp": Stairs(((0.05, 80), (0.03, 120), (0.02, 160), (0.01, 240))),
-                    "cnn": Stairs(((0.05, 40), (0.02, 60), (0.01, 100), (0.005, 160))),
+                    "mlp": Stairs(((0.05, 60), (0.03, 100), (0.02, 150), (0.01, 300))),
+                    "cnn": Stairs(((0.05, 20), (0.02, 25), (0.01, 35), (0.005, 50), (0.002, 80))),
                 },
                 sequence_seeds={"mlp": 4, "cnn": 4},
-                preset={"mlp": _QUICK_PRESET, "cnn": _QUICK_PRESET},
+                preset={"mlp": _preset(30), "cnn": _preset(20)},
             ),
         ),
     }

@@ -98,9 +98,11 @@ def _save(path: Path, trainer: _Trainer, rows: int) -> None:
     }
     try:
         checkpoints.save(path, state)
-    except (OSError, RuntimeError) as error:  # torch tells of a full disk in a RuntimeError
+    except (OSError, RuntimeError) as error:
+        # Torch reports a full disk as a RuntimeError about a position in its archive.
+        reason = getattr(error, "strerror", None) or "it could not be finished; is the disk full?"
         raise RunError(
-            f"cannot write the checkpoint {path} ({error}); the {rows} rows recorded so far are "
+            f"cannot write the checkpoint {path} ({reason}); the {rows} rows recorded so far are "
             "safe: make room and start the same command again"
         ) from error
 
@@ -125,13 +127,13 @@ class _Trainer:
         self, run: Run, start: list[nn.Sequential], data: Dataset, device: torch.device | str
     ) -> None:
         self.run = run
-        self._schedules = [run.arms[arm] for arm, _ in run.replicas]
+        schedules = [run.arms[arm] for arm, _ in run.replicas]
         self.ensemble = Ensemble(
             start,
             data.train_images,
             data.train_labels,
             seeds=[seed for _, seed in run.replicas],
-            lr=[s.lr_at(0) if isinstance(s, Stairs) else s.lr for s in self._schedules],
+            lr=[s.lr_at(0) if isinstance(s, Stairs) else s.lr for s in schedules],
             batch_size=run.task.batch_size,
             momentum=run.momentum,
             weight_decay=run.task.weight_decay,
@@ -247,31 +249,25 @@ class _Trainer:
 
     def _turn(self) -> None:
         """Set the learning rates of the next epoch."""
-        adaptive = {r: s for r, s in enumerate(self._schedules) if isinstance(s, Adaptive)}
-        if adaptive:
-            rules = [adaptive.get(r) for r in range(self.ensemble.replicas)]
-            self.ensemble.schedule(
-                tolerance=[rule.tolerance if rule else 0.0 for rule in rules],
-                decrease=[rule.decrease if rule else 0.0 for rule in rules],
-                replicas=adaptive,
-            )
-        stairs = [
-            r
-            for r, s in enumerate(self._schedules)
-            if isinstance(s, Stairs) and self.epoch in s.junctions
-        ]
-        if stairs:
-            lrs = self.ensemble.lr
-            for r in stairs:
-                schedule = self._schedules[r]
-                assert isinstance(schedule, Stairs)
-                lrs[r] = schedule.lr_at(self.epoch)
-            self.ensemble.lr = lrs
-            self.ensemble.reset_averages(stairs)
-            self._early.reset()
-            self._gradient_square.reset()
-            if self.run.zero_velocity:
-                self.ensemble.zero_velocity()
+        for arm, schedule in self.run.arms.items():
+            replicas = [r for r, (name, _) in enumerate(self.run.replicas) if name == arm]
+            if isinstance(schedule, Adaptive):
+                self.ensemble.schedule(
+                    tolerance=schedule.tolerance, decrease=schedule.decrease, replicas=replicas
+                )
+            elif self.epoch in schedule.junctions:
+                self._junction(replicas, schedule.lr_at(self.epoch))
+
+    def _junction(self, replicas: list[int], lr: float) -> None:
+        lrs = self.ensemble.lr
+        for r in replicas:
+            lrs[r] = lr
+        self.ensemble.lr = lrs
+        self.ensemble.reset_averages(replicas)
+        self._early.reset()
+        self._gradient_square.reset()
+        if self.run.zero_velocity:
+            self.ensemble.zero_velocity()
 
 
 def _log_spaced(first: int, last: int) -> list[int]:

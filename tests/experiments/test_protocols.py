@@ -1,0 +1,120 @@
+"""The paper's appendix B and section 3.3, number by number, and the shapes runs may take."""
+
+import json
+
+import pytest
+
+from equilibrate.experiments.protocols import (
+    PANELS,
+    PROFILES,
+    Adaptive,
+    Run,
+    Stairs,
+    Task,
+    profile,
+)
+
+PAPER = PROFILES["paper"].runs
+TASK = Task("mlp", "digits-mlp", "digits", "MLP on digits")
+
+
+def test_initial_runs_are_the_papers():
+    for name, momentum in (("mlp-initial", 0.0), ("cnn-initial", 0.9)):
+        run = PAPER[name]
+        assert run.arms["initial"] == Stairs(((0.1, 100),))
+        assert (run.momentum, run.task.batch_size, run.task.weight_decay) == (momentum, 100, 0.01)
+        assert run.start is None
+
+
+def test_sequences_are_the_papers():
+    mlp, cnn = PAPER["mlp-sequence"], PAPER["cnn-sequence"]
+    assert mlp.arms["sequence"] == Stairs(
+        ((0.05, 500), (0.02, 500), (0.01, 500), (0.005, 1000), (0.003, 1000))
+    )
+    schedule = cnn.arms["sequence"]
+    assert isinstance(schedule, Stairs)
+    lrs = (0.05, 0.02, 0.01, 0.005, 0.003, 0.002, 0.0015, 0.001, 0.0005, 0.00025, 0.0001)
+    epochs = (200, 200, 200, 400, 400, 400, 400, 400, 800, 800, 800)
+    assert schedule.treads == tuple(zip(lrs, epochs, strict=True))
+    assert (len(mlp.seeds), len(cnn.seeds)) == (4, 16)
+    assert (mlp.zero_velocity, cnn.zero_velocity) == (False, True)
+    assert (mlp.start, cnn.start) == ("mlp-initial", "cnn-initial")
+    assert cnn.momentum == 0.9
+
+
+def test_scheduling_runs_are_the_papers():
+    preset = Stairs(((0.1, 100), (0.01, 100), (0.001, 100), (0.0001, 100)))
+    for name in ("mlp-schedules", "cnn-schedules"):
+        run = PAPER[name]
+        assert run.arms["preset"] == preset
+        assert run.arms["adaptive"] == Adaptive(0.1, 400, 0.01, 0.1)
+        assert (run.momentum, run.algorithm, run.start) == (0.0, "sgd", None)
+    assert PAPER["cnn-schedules"].arms["eager"] == Adaptive(0.1, 400, 0.1, 0.3)
+    assert PAPER["cnn-schedules"].seeds == (0, 1, 2, 3)
+    for name in ("mlp-amsgrad", "cnn-amsgrad", "mlp-adam", "cnn-adam"):
+        (schedule,) = PAPER[name].arms.values()
+        assert schedule == Stairs(((0.001, 400),))
+        assert PAPER[name].algorithm == name.split("-")[1]
+
+
+def test_fourteen_panels_have_their_runs_in_every_profile():
+    assert list(PANELS) == [
+        "1a",
+        "1b",
+        "2a",
+        "2b",
+        "3a",
+        "3b",
+        "4a",
+        "4b",
+        "S1a",
+        "S1b",
+        "S2a",
+        "S2b",
+        "S2c",
+        "S2d",
+    ]
+    for each in PROFILES.values():
+        assert each.needed(PANELS) == tuple(each.runs.values())
+
+
+def test_needed_runs_come_after_those_they_start_from():
+    for each in PROFILES.values():
+        names = list(each.runs)
+        for run in each.runs.values():
+            assert run.start is None or names.index(run.start) < names.index(run.name)
+
+
+@pytest.mark.parametrize("run", [*PAPER.values()], ids=lambda run: run.name)
+def test_a_run_survives_its_record(run: Run):
+    assert Run.from_config(json.loads(json.dumps(run.to_config()))) == run
+
+
+def test_shortened_runs_know_what_the_whole_has():
+    run = profile("paper", epochs_scale=0.001, seeds=2).runs["cnn-sequence"]
+    assert run.arms["sequence"].epochs == 11  # one epoch each at least
+    assert run.seeds == (100, 101)
+    assert (run.full_epochs, run.full_seeds) == (5000, 16)
+
+
+def test_learning_rate_changes_at_the_junctions():
+    stairs = Stairs(((0.1, 2), (0.05, 1), (0.02, 3)))
+    assert stairs.junctions == (2, 3)
+    assert [stairs.lr_at(epoch) for epoch in range(6)] == [0.1, 0.1, 0.05, 0.02, 0.02, 0.02]
+
+
+def test_what_cannot_be_run_is_refused():
+    with pytest.raises(ValueError, match=r"treads must be .* got \(0.0, 3\)"):
+        Stairs(((0.0, 3),))
+    with pytest.raises(ValueError, match="treads is empty"):
+        Stairs(())
+    with pytest.raises(ValueError, match="equally many epochs, got"):
+        Run("r", TASK, {"a": Stairs(((0.1, 1),)), "b": Stairs(((0.1, 2),))}, (0,), "performance")
+    with pytest.raises(ValueError, match="must be distinct"):
+        Run("r", TASK, {"a": Stairs(((0.1, 1),))}, (0, 0), "performance")
+    with pytest.raises(ValueError, match="profile='fast' is unknown"):
+        profile("fast")
+    with pytest.raises(ValueError, match="epochs_scale must lie in"):
+        profile("quick", epochs_scale=0)
+    with pytest.raises(ValueError, match="seeds must be at least 1"):
+        profile("quick", seeds=0)
