@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from naive import NaiveSGDSides, half_running_mean
 from torch import nn
 
@@ -494,3 +496,25 @@ def test_wrong_arguments_are_named():
     eq.Monitor(forgetful)
     with pytest.raises(ValueError, match="lr × weight_decay is 1"):
         train(model, forgetful, steps=1)
+
+
+@given(st.lists(st.integers(0, 2), min_size=4, max_size=4), st.sampled_from(list(SGD_FORMS)))
+@settings(max_examples=20)
+def test_how_parameters_are_grouped_does_not_matter(groups, form):
+    readings = []
+    for assignment in (groups, [0, 0, 0, 0]):
+        torch.manual_seed(0)
+        model = small_model()
+        params = list(model.parameters())
+        parts = [[p for p, k in zip(params, assignment, strict=True) if k == g] for g in range(3)]
+        optimizer = torch.optim.SGD(
+            [{"params": part} for part in parts if part], lr=0.1, **SGD_FORMS[form]
+        )
+        monitor = eq.Monitor(optimizer)
+        sign = -1.0 if SGD_FORMS[form].get("maximize") else 1.0
+        train(model, optimizer, steps=9, sign=sign)
+        readings.append(monitor.reading())
+    one, other = readings
+    assert one.left == pytest.approx(other.left, rel=1e-9)
+    assert one.right == pytest.approx(other.right, rel=1e-9)
+    assert one.lr == other.lr
