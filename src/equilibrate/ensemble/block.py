@@ -28,12 +28,9 @@ class Block:
     network: Network
     rule: Rule
     weight_decay: float
-    tensors: Mapping[str, Tensor]
-    """Views (g, …) of parameters and constants by name."""
-    gradients: Mapping[str, Tensor]
-    """Views (g, …) of `gradient` by name."""
     parameters: Tensor
     gradient: Tensor
+    """What the network writes; it belongs to all blocks in turn."""
     memory: Mapping[str, Tensor]
     lr: Tensor
 
@@ -50,18 +47,16 @@ class Block:
         """
         x, y = (data.index_select(0, batch.flatten()) for data in (images, labels))
         x, y = x.unflatten(0, batch.shape), y.unflatten(0, batch.shape)
-        loss = self.network.differentiate(self.tensors, self.gradients, x, y)
+        loss = self.network.differentiate(x, y)
         self.update(loss, row if self.size > 1 else row[0])
 
     def update(self, loss: Tensor, row: Tensor) -> None:
         """θ′ = θ + ηv′ from the gradient of the loss, which has no L2 term yet."""
         self.gradient.add_(self.parameters, alpha=self.weight_decay)
         before = self.memory.get("velocity")
-        if before is not None:
-            row[..., 3] = inner(before, self.gradient)
+        work = torch.zeros_like(self.lr) if before is None else inner(before, self.gradient)
         velocity = self.rule.direction(self.gradient, self.memory)
         snapshot = self.rule.snapshot(self.parameters, self.gradient, velocity, self.lr)
-        row[..., 2] = loss.view_as(self.lr)
-        for column, side in enumerate(self.rule.sides):
-            row[..., column] = side(snapshot)
+        left, right = (side(snapshot) for side in self.rule.sides)
+        torch.stack([left, right, loss.double().view_as(left), work], dim=-1, out=row)
         self.parameters.addcmul_(velocity, self.lr.to(velocity.dtype).unsqueeze(-1))

@@ -46,7 +46,8 @@ class Epoch:
     loss: Tensor
     """Loss of the mini-batch before the step, without the L2 term."""
     velocity_gradient: Tensor
-    """v·∇f^B with the velocity *before* the step; zero where there is no momentum."""
+    """v·∇f^B with the velocity *before* the step (without momentum, the last −(1−ν)∇f^B); zero
+    for Adam."""
 
     @property
     def mean_loss(self) -> list[float]:
@@ -143,7 +144,8 @@ class Ensemble:
         self._images = images.to(self.device)
         self._labels = labels.to(self.device)
         self._template = copy.deepcopy(models[0])
-        self._network = Network(copy.deepcopy(models[0]).to("meta"), loss)
+        self._skeleton = copy.deepcopy(models[0]).to("meta")
+        self._loss = loss
 
         trained = {n: p.shape for n, p in models[0].named_parameters() if p.requires_grad}
         self._shapes = trained
@@ -175,11 +177,14 @@ class Ensemble:
         flat = 0 if len(gradient) == 1 else slice(None)  # one replica has no leading axis
         return Block(
             replicas=rows,
-            network=self._network,
+            network=Network(
+                self._skeleton,
+                self._loss,
+                {name: t[rows] for name, t in tensors.items()},
+                self._views(gradient),
+            ),
             rule=self._rule,
             weight_decay=self.weight_decay,
-            tensors={name: t[rows] for name, t in tensors.items()},
-            gradients=self._views(gradient),
             parameters=self._parameters[rows][flat],
             gradient=gradient[flat],
             memory={name: t[rows][flat] for name, t in self._memory.items()},
@@ -313,8 +318,8 @@ class Ensemble:
         with torch.no_grad():
             for block in self._blocks:
                 for x, y in _chunks(images, labels, chunk, block.size):
-                    outputs = self._network.outputs(block.tensors, x)
-                    loss[block.replicas] += y.shape[1] * self._network.losses(outputs, y)
+                    outputs = block.network.outputs(x)
+                    loss[block.replicas] += y.shape[1] * block.network.losses(outputs, y)
                     correct[block.replicas] += (outputs.argmax(-1) == y).sum(1)
             loss /= len(images)
             if regularized:
@@ -327,7 +332,7 @@ class Ensemble:
         with torch.no_grad():
             for block in self._blocks:
                 for x, y in _chunks(self._images, self._labels, chunk, block.size):
-                    self._network.differentiate(block.tensors, block.gradients, x, y)
+                    block.network.differentiate(x, y)
                     total[block.replicas] += block.gradient * (y.shape[1] / len(self._images))
         return total
 

@@ -1,231 +1,269 @@
 """One network with the parameters of several replicas: outputs, losses and gradients of all.
 
-A network is a chain of stages, each a function of (tensors, inputs) in which parameters and inputs
-alike carry the replicas on their first axis; a replica's outputs depend on that replica alone.
-Autograd differentiates a stage. The commonest ones say themselves how it is done, which is faster
-and writes gradients right where they are wanted.
+A network is a chain of stages. In each, parameters and inputs alike carry the replicas on their
+first axis, and a replica's outputs depend on that replica alone. Autograd differentiates a stage;
+the commonest ones say themselves how it is done, which is faster and writes gradients right where
+they are wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from equilibrate.kernels import Precision, conv_relu_pool
+
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors, Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Stage:
-    """A function of (tensors, inputs) and the parameters it trains, differentiated by autograd."""
-
-    def __init__(self, function: Function, trained: Sequence[str] = ()) -> None:
-        self.function = function
-        self.trained = tuple(trained)
-
-    def forward(self, tensors: Tensors, x: Tensor, through: bool) -> tuple[Tensor, Any]:
-        """Outputs, and what `backward` needs; `through`: the inputs have a gradient too."""
-        with torch.enable_grad():
-            x = x.detach().requires_grad_(through)
-            leaves = {name: tensors[name].detach().requires_grad_() for name in self.trained}
-            y = self.function({**tensors, **leaves}, x)
-        return y.detach(), (x, leaves, y)
-
-    def backward(
-        self, tensors: Tensors, gradients: Tensors, saved: Any, grad: Tensor, through: bool
-    ) -> Tensor | None:
-        """Write the parameters' gradients; return the inputs' one if it goes on `through` them."""
-        x, leaves, y = saved
-        wanted = [*leaves.values(), x] if through else list(leaves.values())
-        if not wanted:
-            return None
-        found = torch.autograd.grad(y, wanted, grad)
-        for name, gradient in zip(leaves, found, strict=False):
-            gradients[name].copy_(gradient)
-        return found[-1] if through else None
-
-
-class LinearStage(Stage):
-    """y = x Wᵀ + b for each replica."""
-
-    def __init__(self, prefix: str) -> None:
-        self._weight, self._bias = f"{prefix}weight", f"{prefix}bias"
-        super().__init__(self._linear, [self._weight, self._bias])
-
-    def _linear(self, tensors: Tensors, x: Tensor) -> Tensor:
-        bias = tensors[self._bias].unsqueeze(1)
-        y = torch.baddbmm(bias, x.flatten(1, -2), tensors[self._weight].mT)
-        return y.unflatten(1, x.shape[1:-1])
-
-    def forward(self, tensors: Tensors, x: Tensor, through: bool) -> tuple[Tensor, Any]:
-        """As `Stage.forward`."""
-        return self._linear(tensors, x), x
-
-    def backward(
-        self, tensors: Tensors, gradients: Tensors, saved: Any, grad: Tensor, through: bool
-    ) -> Tensor | None:
-        """∂W = (∂y)ᵀ x, ∂b = Σ ∂y, ∂x = ∂y W."""
-        grad = grad.flatten(1, -2)
-        torch.bmm(grad.mT, saved.flatten(1, -2), out=gradients[self._weight])
-        torch.sum(grad, 1, out=gradients[self._bias])
-        return torch.bmm(grad, tensors[self._weight]).view(saved.shape) if through else None
-
-
-class ReLUStage(Stage):
-    """y = max(x, 0)."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda _, x: F.relu(x))
-
-    def forward(self, tensors: Tensors, x: Tensor, through: bool) -> tuple[Tensor, Any]:
-        """As `Stage.forward`."""
-        y = F.relu(x)
-        return y, y
-
-    def backward(
-        self, tensors: Tensors, gradients: Tensors, saved: Any, grad: Tensor, through: bool
-    ) -> Tensor | None:
-        """∂x = ∂y where y > 0."""
-        return torch.ops.aten.threshold_backward(grad, saved, 0) if through else None
-
-
 class Network:
-    """A chain of stages and a loss.
+    """A module and a loss, bound to tensors (g, …) that hold g replicas of its parameters.
 
-    >>> network = Network(nn.Linear(2, 1), F.mse_loss)
+    `differentiate` writes into `gradients`, which names the parameters that are trained.
+    `nn.Sequential` is taken layer by layer; what is no known layer, and all where
+    `explicit=False`, goes through `torch.func`.
+
     >>> tensors = {"weight": torch.ones(3, 1, 2), "bias": torch.zeros(3, 1)}  # three replicas
-    >>> network.outputs(tensors, torch.ones(3, 5, 2)).shape
-    torch.Size([3, 5, 1])
+    >>> gradients = {"weight": torch.empty(3, 1, 2), "bias": torch.empty(3, 1)}
+    >>> network = Network(nn.Linear(2, 1), F.mse_loss, tensors, gradients)
+    >>> network.differentiate(torch.ones(3, 5, 2), torch.ones(3, 5, 1))
+    tensor([1., 1., 1.])
+    >>> gradients["weight"][0]
+    tensor([[2., 2.]])
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, *, explicit: bool = True) -> None:
-        self.stages = _chain(model) if explicit else [_vmapped("", model)]
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        tensors: Tensors,
+        gradients: Tensors,
+        *,
+        explicit: bool = True,
+    ) -> None:
+        layers = list(_layers("", model)) if explicit else [("", [model])]
+        owned = [id(p) for _, some in layers for layer in some for p in layer.parameters()]
+        if len(set(owned)) < len(owned):  # a parameter used twice has the gradient of both uses
+            layers = [("", [model])]
         self.loss = loss
+        self._stages: list[Stage] = []
+        for prefix, some in layers:
+            through = any(stage.trains for stage in self._stages)
+            self._stages.append(_stage(prefix, some, tensors, gradients, through))
 
-    def outputs(self, tensors: Tensors, x: Tensor) -> Tensor:
+    def outputs(self, x: Tensor) -> Tensor:
         """Outputs (g, B, …) for inputs (g, B, …)."""
-        for stage in self.stages:
-            x = stage.function(tensors, x)
+        for stage in self._stages:
+            x = stage(x)
         return x
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each replica, (g,)."""
-        if self._is_classification(outputs, labels):
-            each = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")
-            return each.view(labels.shape).mean(1)
+        if self._classifies(outputs, labels):
+            return _cross_entropy(outputs, labels)[0]
         return vmap(self.loss)(outputs, labels)
 
-    def differentiate(
-        self, tensors: Tensors, gradients: Tensors, x: Tensor, labels: Tensor
-    ) -> Tensor:
-        """The loss of each replica; its gradient is written into `gradients`."""
+    def differentiate(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each replica, (g,); gradients are written where the network was bound to."""
         trace = []
-        through = False  # nothing asks for the gradient of the images
-        for stage in self.stages:
-            x, saved = stage.forward(tensors, x, through)
-            trace.append((stage, saved, through))
-            through = through or bool(stage.trained)
-        losses, grad = self._losses_and_gradient(x, labels)
-        for stage, saved, through in reversed(trace):
+        for stage in self._stages:
+            x, saved = stage.forward(x)
+            trace.append(saved)
+        losses, grad = self._differentiated_losses(x, labels)
+        for stage, saved in zip(reversed(self._stages), reversed(trace), strict=True):
             if grad is not None:
-                grad = stage.backward(tensors, gradients, saved, grad, through)
+                grad = stage.backward(saved, grad)
         return losses
 
-    def _losses_and_gradient(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self._is_classification(outputs, labels):
-            logs = outputs.log_softmax(-1)
-            picked = labels.unsqueeze(-1)
-            losses = -logs.gather(-1, picked).squeeze(-1).mean(1)
-            off = torch.full((), -1.0, device=logs.device).expand(picked.shape)
-            return losses, logs.exp_().scatter_add_(-1, picked, off).div_(labels.shape[1])
+    def _differentiated_losses(
+        self, outputs: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._classifies(outputs, labels):
+            losses, softmax = _cross_entropy(outputs, labels)
+            softmax.scatter_(-1, labels.unsqueeze(-1), -1.0, reduce="add")
+            return losses, softmax.div_(labels.shape[1])
         with torch.enable_grad():
             outputs = outputs.detach().requires_grad_()
             losses = self.losses(outputs, labels)
             # the sum over replicas has each replica's gradient in its own place
             return losses.detach(), torch.autograd.grad(losses.sum(), outputs)[0]
 
-    def _is_classification(self, outputs: Tensor, labels: Tensor) -> bool:
+    def _classifies(self, outputs: Tensor, labels: Tensor) -> bool:
         return self.loss is F.cross_entropy and outputs.dim() == 3 and labels.dim() == 2
 
 
-def _chain(model: nn.Module) -> list[Stage]:
-    """The stages of a Sequential, layer by layer; of anything else one for the whole."""
-    layers = list(_layers("", model))
-    owned = [id(p) for _, layer in layers for p in layer.parameters()]
-    if len(set(owned)) < len(owned):  # a parameter used twice has the gradient of both uses
-        return [_vmapped("", model)]
-    return [_stage(prefix, layer) for prefix, layer in layers]
+class Stage:
+    """A function of (tensors, inputs), differentiated by autograd.
+
+    `through`: the gradient goes on through its inputs, to stages before it.
+    """
+
+    def __init__(
+        self, function: Function, tensors: Tensors, gradients: Tensors, through: bool
+    ) -> None:
+        self._function = function
+        self._tensors = tensors
+        self._gradients = gradients
+        self._leaves = {name: tensors[name].detach().requires_grad_() for name in gradients}
+        self._through = through
+
+    @property
+    def trains(self) -> bool:
+        """Whether it, or a stage before it, has parameters to train."""
+        return self._through or bool(self._gradients)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The outputs alone."""
+        return self._function(self._tensors, x)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The outputs, and what `backward` needs."""
+        if not self.trains:
+            return self(x), None
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(self._through)
+            y = self._function({**self._tensors, **self._leaves}, x)
+        return y.detach(), (x, y)
+
+    def backward(self, saved: Any, grad: Tensor) -> Tensor | None:
+        """Write the parameters' gradients; return that of the inputs, None where it ends here."""
+        if not self.trains:
+            return None
+        x, y = saved
+        found = torch.autograd.grad(
+            y, [*self._leaves.values(), *([x] if self._through else [])], grad
+        )
+        for gradient, value in zip(self._gradients.values(), found, strict=False):
+            gradient.copy_(value)
+        return found[-1] if self._through else None
 
 
-def _layers(prefix: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Layers with what stands before the names of their parameters."""
+class LinearStage(Stage):
+    """y = x Wᵀ + b for each replica."""
+
+    def __init__(self, tensors: Tensors, gradients: Tensors, through: bool) -> None:
+        super().__init__(self._linear, tensors, gradients, through)
+        # static views: making one takes as long as a small product
+        self._weight = tensors["weight"]
+        self._weight_transposed = tensors["weight"].mT
+        self._bias = tensors["bias"].unsqueeze(1)
+
+    def _linear(self, _: Tensors, x: Tensor) -> Tensor:
+        y = torch.baddbmm(self._bias, x.flatten(1, -2), self._weight_transposed)
+        return y if x.dim() == 3 else y.unflatten(1, x.shape[1:-1])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        """As `Stage.forward`."""
+        return self(x), x
+
+    def backward(self, saved: Any, grad: Tensor) -> Tensor | None:
+        """∂W = (∂y)ᵀ x, ∂b = Σ ∂y, ∂x = ∂y W."""
+        grad = grad.flatten(1, -2)
+        torch.bmm(grad.mT, saved.flatten(1, -2), out=self._gradients["weight"])
+        torch.sum(grad, 1, out=self._gradients["bias"])
+        if not self._through:
+            return None
+        found = torch.bmm(grad, self._weight)
+        return found if saved.dim() == 3 else found.view(saved.shape)
+
+
+class ReLUStage(Stage):
+    """y = max(x, 0)."""
+
+    def __init__(self, through: bool) -> None:
+        super().__init__(lambda _, x: F.relu(x), {}, {}, through)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        """As `Stage.forward`."""
+        y = F.relu(x)
+        return y, y
+
+    def backward(self, saved: Any, grad: Tensor) -> Tensor | None:
+        """∂x = ∂y where y > 0."""
+        return torch.ops.aten.threshold_backward(grad, saved, 0) if self._through else None
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean cross-entropy of each replica, and the softmax of the outputs.
+
+    Torch's softmax is slow for few classes on a CPU, ten times slower than what is done here.
+    """
+    partition = outputs.logsumexp(-1, keepdim=True)
+    losses = partition - outputs.gather(-1, labels.unsqueeze(-1))
+    return losses.mean((1, 2)), (outputs - partition).exp_()
+
+
+def _layers(prefix: str, model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
+    """Layers, or several that make one stage, with what stands before their parameters' names."""
     if type(model) is not nn.Sequential or _hooked(model):
-        yield prefix, model
+        yield prefix, [model]
         return
-    for name, layer in model._modules.items():  # named_children leaves out what comes again
-        assert layer is not None
-        yield from _layers(f"{prefix}{name}.", layer)
+    items = list(model._modules.items())  # named_children leaves out what comes again
+    while items:
+        layers = [layer for _, layer in items[:3] if layer is not None]
+        length = 3 if _is_conv_relu_pool(layers) else 1
+        name = f"{prefix}{items[0][0]}."
+        if length == 1:
+            yield from _layers(name, layers[0])
+        else:
+            yield name, layers
+        items = items[length:]
+
+
+def _stage(
+    prefix: str, layers: list[nn.Module], tensors: Tensors, gradients: Tensors, through: bool
+) -> Stage:
+    layer = layers[0]
+    names = [n for n, _ in (*layer.named_parameters(), *layer.named_buffers())]
+    own = {n: tensors[prefix + n] for n in names}
+    trained = {n: gradients[prefix + n] for n in names if prefix + n in gradients}
+    if len(layers) == 3:
+        return Stage(_conv_relu_pool, own, trained, through)
+    kind = None if _hooked(layer) else type(layer)  # exact: a subclass may do something else
+    if kind is nn.Linear and list(trained) == ["weight", "bias"]:
+        return LinearStage(own, trained, through)
+    if kind is nn.ReLU:
+        return ReLUStage(through)
+    if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        return Stage(lambda _, x: x.flatten(2), own, trained, through)
+
+    def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layer, tensors, (x,))
+
+    return Stage(lambda tensors, x: vmap(one)(dict(tensors), x), own, trained, through)
 
 
 def _hooked(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def _stage(prefix: str, layer: nn.Module) -> Stage:
-    # exact types: a subclass may do something else
-    kind = type(layer)
-    trained = all(p.requires_grad for p in layer.parameters())
-    if _hooked(layer) or not trained:
-        return _vmapped(prefix, layer)
-    if isinstance(layer, nn.Linear) and kind is nn.Linear and layer.bias is not None:
-        return LinearStage(prefix)
-    if kind is nn.ReLU:
-        return ReLUStage()
-    if isinstance(layer, nn.Conv2d) and kind is nn.Conv2d:
-        return _convolution(prefix, layer)
-    if isinstance(layer, nn.MaxPool2d) and kind is nn.MaxPool2d:
-        return Stage(lambda _, x: layer(x.flatten(0, 1)).unflatten(0, x.shape[:2]))
-    if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-        return Stage(lambda _, x: x.flatten(2))
-    return _vmapped(prefix, layer)
+def _is_conv_relu_pool(layers: list[nn.Module]) -> bool:
+    """Whether these are what `kernels.conv_relu_pool` does in one."""
+    if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
+        return False
+    conv, pool = cast(nn.Conv2d, layers[0]), cast(nn.MaxPool2d, layers[2])
+    width = conv.kernel_size[0]
+    return (
+        not any(_hooked(layer) for layer in layers)
+        and conv.kernel_size == (width, width)
+        and width % 2 == 1
+        and conv.padding == (width // 2, width // 2)
+        and (conv.stride, conv.dilation, conv.groups) == ((1, 1), (1, 1), 1)
+        and conv.padding_mode == "zeros"
+        and conv.bias is not None
+        and (pool.kernel_size, pool.stride, pool.padding, pool.dilation) == (2, 2, 0, 1)
+        and not (pool.ceil_mode or pool.return_indices)
+    )
 
 
-def _vmapped(prefix: str, layer: nn.Module) -> Stage:
-    """Any module, by `torch.func`."""
-    own = [n for n, _ in layer.named_parameters()] + [n for n, _ in layer.named_buffers()]
-
-    def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(layer, tensors, (x,))
-
-    def function(tensors: Tensors, x: Tensor) -> Tensor:
-        return vmap(one)({n: tensors[prefix + n] for n in own}, x)
-
-    trained = [prefix + n for n, p in layer.named_parameters() if p.requires_grad]
-    return Stage(function, trained)
-
-
-def _convolution(prefix: str, layer: nn.Conv2d) -> Stage:
-    """A convolution in which the replicas are groups of channels."""
-    if layer.groups != 1 or layer.padding_mode != "zeros" or layer.bias is None:
-        return _vmapped(prefix, layer)
-    weight_name, bias_name = f"{prefix}weight", f"{prefix}bias"
-
-    def function(tensors: Tensors, x: Tensor) -> Tensor:
-        weight = tensors[weight_name]
-        y = F.conv2d(
-            x.transpose(0, 1).flatten(1, 2),
-            weight.flatten(0, 1),
-            tensors[bias_name].flatten(),
-            layer.stride,
-            layer.padding,
-            layer.dilation,
-            groups=len(weight),
-        )
-        return y.unflatten(1, weight.shape[:2]).transpose(0, 1)
-
-    return Stage(function, [weight_name, bias_name])
+def _conv_relu_pool(tensors: Tensors, x: Tensor) -> Tensor:
+    # the kernels follow torch's own setting, as its matrix products do
+    precision: Precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return conv_relu_pool(x, tensors["weight"], tensors["bias"], precision=precision)

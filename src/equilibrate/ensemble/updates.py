@@ -28,13 +28,14 @@ class SGD:
 
     def memory(self, parameters: Tensor) -> dict[str, Tensor]:
         """What the rule remembers from step to step, before the first."""
-        return {"velocity": torch.zeros_like(parameters)} if self.momentum else {}
+        return {"velocity": torch.zeros_like(parameters)}
 
     def direction(self, gradient: Tensor, memory: Memory) -> Tensor:
         """v′, with the memory brought forward."""
+        velocity = memory["velocity"]
         if not self.momentum:
-            return gradient * (self.dampening - 1)
-        return memory["velocity"].mul_(self.momentum).sub_(gradient, alpha=1 - self.dampening)
+            return torch.mul(gradient, self.dampening - 1, out=velocity)
+        return velocity.mul_(self.momentum).sub_(gradient, alpha=1 - self.dampening)
 
     def snapshot(self, parameters: Tensor, gradient: Tensor, after: Tensor, lr: Tensor) -> Snapshot:
         """What the observables are read from; `after` is v′."""
