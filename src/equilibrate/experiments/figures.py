@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from equilibrate.experiments import statistics
 from equilibrate.experiments.protocols import PANELS
@@ -49,6 +49,11 @@ _ARMS = {
     "amsgrad": ("#2a9d4a", "AMSGrad"),
     "adam": ("#e8871e", "Adam"),
 }
+_TEST = (0, (2.5, 1.2))
+_KINDS = (
+    Line2D([], [], color="0.4", lw=1, label="training images"),
+    Line2D([], [], color="0.4", lw=1, ls=_TEST, label="test images"),
+)
 
 
 def draw(panel: str, results: Results) -> Figure:
@@ -123,7 +128,7 @@ def _initial(result: Result) -> Figure:
     loss.plot(epoch, _first(result, "batch_loss"), color=_LOSS_LIGHT, lw=0.7, label=r"$f^B$")
     loss.plot(epoch, _first(result, "loss"), color=_LOSS, label=r"$\overline{f^B}$")
     loss.set_yscale("log")
-    loss.set_ylabel("mini-batch loss")
+    loss.set_ylabel("cross-entropy")
     loss.legend(loc="upper right", ncols=2)
     left, right = _first(result, "left"), _first(result, "right")
     sides.plot(epoch, _positive(left), color=_LEFT, label=r"$\overline{O}_L$")
@@ -134,7 +139,8 @@ def _initial(result: Result) -> Figure:
     sides.set_ylabel("half-running averages")
     residual = left[-1] / right[-1] - 1
     ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} % at the end"
-    sides.legend(loc="upper right", title=ratio, title_fontsize=7.5, ncols=2)
+    sides.legend(loc="lower right", title=ratio, title_fontsize=7.5, ncols=2)
+    sides.set_ylim(bottom=float(np.nanmin(right)) / 4)
     _plain_ticks(loss)
     return figure
 
@@ -149,6 +155,8 @@ def _sequence(result: Result) -> Figure:
         axes.plot(tread.time, tread.column("right")[:, 0], color=light, lw=1.4, ls=(0, (1, 1)))
     axes.set_xscale("log")
     axes.set_yscale("log")
+    # Where O_L is about to change its sign it falls out of a logarithmic axis.
+    axes.set_ylim(bottom=min(float(np.nanmin(t.column("right")[:, 0])) for t in treads) / 2)
     axes.set_xlabel(r"epochs since $\eta$ was set")
     axes.set_ylabel(r"half-running averages of $O_L$, $O_R$")
     rates = [
@@ -233,7 +241,7 @@ def _schedules(
             style: dict[str, Any] = {"color": colour, "lw": 1.0}
             epoch, values = result.measured("train_loss", arm)
             loss.plot(epoch, values[:, index], label=label, **style)
-            for name, dashes in (("train_accuracy", "-"), ("test_accuracy", (0, (2.5, 1.2)))):
+            for name, dashes in (("train_accuracy", "-"), ("test_accuracy", _TEST)):
                 epoch, values = result.measured(name, arm)
                 accuracy.plot(epoch, values[:, index], ls=dashes, **style)
             if rate:
@@ -247,7 +255,14 @@ def _schedules(
                 )
     loss.set_yscale("log")
     loss.set_ylabel("training loss $f$")
-    loss.legend(loc="upper right", fontsize=6.8, labelspacing=0.25)
+    figure.legend(
+        handles=[*loss.lines, *_KINDS],
+        loc="outside lower center",
+        ncols=2 if rate else 4,
+        columnspacing=1.2,
+        handlelength=1.5,
+        fontsize=7,
+    )
     _plain_ticks(loss)
     if rate:
         axes[0].set_yscale("log")
@@ -264,13 +279,9 @@ def _accuracy(axes: Axes) -> None:
     low = np.nanquantile(values, 0.04)
     axes.set_ylim(low - 0.06 * (np.nanmax(values) - low), None)
     axes.set_ylabel("accuracy")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     places = 0 if np.nanmax(values) - low > 0.04 else 1
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=places, symbol=" %"))
-    kinds = [
-        Line2D([], [], color="0.3", lw=1, label="training"),
-        Line2D([], [], color="0.3", lw=1, ls=(0, (2.5, 1.2)), label="test"),
-    ]
-    axes.legend(handles=kinds, loc="lower right", ncols=2)
 
 
 def _first(result: Result, name: str) -> Array:
