@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equilibrate.averages import HalfRunningMean
-from equilibrate.probes import Group, Probe, StepProbe, probe_type
+from equilibrate.probes import Group, Probe, probe_type
 from equilibrate.relations import Reading, combine
 
 Names = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
@@ -115,11 +115,10 @@ class Monitor:
                 lane.load_state_dict(self._optimizer, lane_state)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        with torch.no_grad():
-            if self._layout != _layout(optimizer):
-                self._lay_out()
-            for lane in self._lanes:
-                lane.before(optimizer)
+        if self._layout != _layout(optimizer):
+            self._lay_out()
+        for lane in self._lanes:
+            lane.before(optimizer)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with torch.no_grad():
@@ -164,47 +163,41 @@ class _Lane:
     def __init__(self, group: int, params: list[Tensor], *, each: bool) -> None:
         self.group = group
         self.params = params
-        self.average = HalfRunningMean((2, len(params)) if each else (2,), device=params[0].device)
+        self._average = HalfRunningMean((2, len(params)) if each else (2,), device=params[0].device)
         self._each = each
         self._probe: Probe | None = None
 
+    @property
+    def average(self) -> HalfRunningMean:
+        """Up to and with the last step."""
+        self._settle()
+        return self._average
+
     def before(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[self.group]
-        self._probe_now(optimizer, group).before(group, self.params)
+        self._probe_now(optimizer, group).before(group)
 
     def after(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[self.group]
         probe = self._probe_now(optimizer, group)
-        grads = [p.grad for p in self.params]
-        if isinstance(probe, StepProbe) or all(g is not None for g in grads):
-            sides = probe.after(group, self.params, grads)  # pyright: ignore[reportArgumentType]
-        else:
-            sides = self._after_some(probe, group, grads)
+        probe.after(group)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None:  # a fused step that gradient scaling may have skipped
-            sides = torch.where(found_inf.to(sides.device) > 0, 0.0, sides)
-        self.average.update(sides if self._each else sides.sum(1))
+            probe.skip_last_if(found_inf.to(self.params[0].device) > 0)
+        if probe.noted >= probe.block:
+            self._settle()
 
-    def _after_some(self, probe: Probe, group: Group, grads: list[Tensor | None]) -> Tensor:
-        """Parameters without a gradient do not move: both their sides are zero."""
-        like = self.params[0]
-        sides = like.new_zeros((2, len(self.params)), dtype=torch.float64)
-        moved = [
-            (i, p, g)
-            for i, (p, g) in enumerate(zip(self.params, grads, strict=True))
-            if g is not None
-        ]
-        if moved:
-            index, params, some = zip(*moved, strict=True)
-            found = probe.after(group, list(params), list(some))
-            for i, pair in zip(index, found.unbind(1), strict=True):
-                sides[:, i] = pair
-        return sides
+    def _settle(self) -> None:
+        """Take into the average what the probe has noted so far."""
+        if self._probe is not None and self._probe.noted:
+            sides = self._probe.take()
+            self._average.extend(sides if self._each else sides.sum(-1))
 
     def _probe_now(self, optimizer: Optimizer, group: Group) -> Probe:
         kind = probe_type(optimizer, group)
         if type(self._probe) is not kind:
-            self._probe = kind(optimizer)
+            self._settle()
+            self._probe = kind(optimizer, self.params)
         return self._probe  # pyright: ignore[reportReturnType]
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,40 +11,51 @@ clipping in other hooks and unscaling inside fused kernels are seen as the optim
 from __future__ import annotations
 
 import inspect
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from equilibrate.dots import gram, products
 from equilibrate.observables import Scalar, fdr1_coefficient
 
 Group = dict[str, Any]
-Pairs = Sequence[tuple[Tensor, ...]]
-
-# A single-precision dot product loses digits as it grows (3e-5 at two million terms on a CPU).
-_PIECE = 1 << 18
-# |θ|² is carried from step to step by the update's own identity, and measured this often so that
-# rounding, or a parameter edited behind autograd's back (`p.data`), cannot last.
-_MEASURE_NORM_EVERY = 16
 
 
 class Probe(ABC):
     """Watches parameter tensors of one group, on one device, of one dtype."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+    block: ClassVar[int] = 1
+    """`take` is due after so many steps."""
 
-    def before(self, group: Group, params: list[Tensor]) -> None:
+    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
+        self._optimizer = optimizer
+        self._params = params
+        self._sides: list[Tensor] = []
+        self.noted = 0
+        """Steps since the last `take`."""
+
+    def before(self, group: Group) -> None:
         """Note what the step will destroy."""
         return
 
     @abstractmethod
-    def after(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor:
-        """Both sides for each tensor that has a gradient, (2, n) in double precision."""
+    def after(self, group: Group) -> None:
+        """Note both sides of the step, or what they can be worked out from."""
+
+    def take(self) -> Tensor:
+        """Both sides of the noted steps, (steps, 2, tensors) in double precision."""
+        sides = torch.cat(self._sides)
+        self._sides, self.noted = [], 0
+        return sides
+
+    def skip_last_if(self, skipped: Tensor) -> None:
+        """Count nothing for the last step where `skipped` turns out to be true."""
+        self._sides[-1] = torch.where(skipped, 0.0, self._sides[-1])
 
     def state_dict(self) -> dict[str, Any]:
         """What readings need to go on bit by bit after a checkpoint."""
@@ -57,157 +68,269 @@ class Probe(ABC):
 
 def probe_type(optimizer: Optimizer, group: Group) -> type[Probe]:
     """The cheapest probe that is right for this optimizer and group as they are now."""
-    is_sgd = isinstance(optimizer, SGD) and (
-        inspect.unwrap(type(optimizer).step) is inspect.unwrap(SGD.step)
-    )
-    if not is_sgd:
+    if not _steps_as_sgd(type(optimizer)):
         return StepProbe
     if group["momentum"] == 0:
         return PlainProbe
     return NesterovProbe if group["nesterov"] else MomentumProbe
 
 
+@cache
+def _steps_as_sgd(kind: type[Optimizer]) -> bool:
+    return issubclass(kind, SGD) and inspect.unwrap(kind.step) is inspect.unwrap(SGD.step)
+
+
 class StepProbe(Probe):
     """Any optimizer: −θ·Δ/η and Δ²/(2η), with one copy of the parameters."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer)
-        self._copies: list[Tensor] = []
+    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
+        super().__init__(optimizer, params)
+        self._copies = [torch.empty_like(p) for p in params]
 
-    def before(self, group: Group, params: list[Tensor]) -> None:
-        if len(self._copies) != len(params):
-            self._copies = [torch.empty_like(p) for p in params]
-        for copy, p in zip(self._copies, params, strict=True):
-            copy.copy_(p)
+    def before(self, group: Group) -> None:
+        for copy, p in zip(self._copies, self._params, strict=True):
+            copy.copy_(p.detach())
 
-    def after(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor:
-        lr = learning_rate(group)
-        flat = []
-        for step, p in zip(self._copies, params, strict=True):
+    def after(self, group: Group) -> None:
+        for step, p in zip(self._copies, self._params, strict=True):
             torch.sub(p, step, out=step)
-            flat.append(flatten(p, step))
-        moved, square = dots([(p, d) for p, d in flat] + [(d, d) for _, d in flat]).view(2, -1)
+        moved, square = products(self._params, self._copies).double().view(-1, 2).unbind(1)
         sides = torch.stack([square - moved, square / 2])  # −θ·Δ = Δ² − θ′·Δ
-        return torch.nan_to_num(sides / lr) if isinstance(lr, Tensor) else sides / (lr or 1.0)
+        lr = learning_rate(group)
+        sides = torch.nan_to_num(sides / lr) if isinstance(lr, Tensor) else sides / (lr or 1.0)
+        self._sides.append(sides[None])
+        self.noted += 1
 
 
-class PlainProbe(Probe):
-    """SGD without momentum: w = κ(±g + λθ′), κ = 1/(1 − ηλ), hence θ·w = θ′·w + ηw²."""
+class Settings(NamedTuple):
+    """What a group says of its SGD."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer)
-        self._norm: Tensor | None = None  # |θ|² of each watched tensor after the last step
-        self._age = 0
-        self._watched: list[Tensor] = []
-        self._versions: list[int] | None = []  # None: just loaded, taken on trust
-        self._settings: tuple[Scalar, float, int] | None = None
-        self._weights = torch.empty(0)
+    lr: Scalar
+    momentum: float
+    dampening: float
+    decay: float
+    sign: int
 
-    def before(self, group: Group, params: list[Tensor]) -> None:
-        versions = [p._version for p in self._watched]
-        if self._versions is not None and versions != self._versions:
-            self._norm = None
+    @classmethod
+    def of(cls, group: Group) -> Settings:
+        """As they are now."""
+        _, momentum, dampening, decay, maximize = _raw_settings(group)
+        return cls(learning_rate(group), momentum, dampening, decay, -1 if maximize else 1)
 
-    def after(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor:
-        settings = (learning_rate(group), group["weight_decay"], -1 if group["maximize"] else 1)
-        flat = [flatten(p, g) for p, g in zip(params, grads, strict=True)]
-        products = dots(flat + [(g, g) for _, g in flat]).view(2, -1)
-        if settings != self._settings or isinstance(settings[0], Tensor):
-            self._weights = self._coefficients(*settings, device=products.device)
-            self._settings = settings
-        if settings[1] == 0:
-            return self._weights[:2, :2] @ products
-        products = torch.cat([products, self._norm_after(products, params, flat)])
-        return self._weights[:2] @ products
+    @property
+    def kappa(self) -> Scalar:
+        """1/(1 − ηλ), which takes the decay of a step back."""
+        if not isinstance(self.lr, Tensor) and self.lr * self.decay == 1:
+            raise ValueError(
+                f"lr × weight_decay is 1 (lr={self.lr}, weight_decay={self.decay}): such a step "
+                "forgets the parameters, and FDR1 cannot be read off it; lower one of the two"
+            )
+        return 1 / (1 - self.lr * self.decay)
 
-    def _norm_after(self, products: Tensor, params: list[Tensor], flat: Pairs) -> Tensor:
-        same = self._versions is None or (
-            len(params) == len(self._watched)
-            and all(p is q for p, q in zip(params, self._watched, strict=True))
-        )
+
+_raw_settings = itemgetter("lr", "momentum", "dampening", "weight_decay", "maximize")
+
+
+class SGDProbe(Probe):
+    """SGD: only tensors with a gradient move."""
+
+    def after(self, group: Group) -> None:
+        moving = [i for i, p in enumerate(self._params) if p.grad is not None]
+        if moving:
+            self._after(group, moving, [self._params[i] for i in moving])
+        else:
+            self._close()
+            like = self._params[0]
+            self._sides.append(like.new_zeros((1, 2, len(self._params)), dtype=torch.float64))
+        self.noted += 1
+
+    def take(self) -> Tensor:
+        self._close()
+        return super().take()
+
+    @abstractmethod
+    def _after(self, group: Group, moving: list[int], params: list[Tensor]) -> None:
+        """Note a step of `params`, which stand at `moving` among all."""
+
+    def _close(self) -> None:
+        """Work out what has been noted."""
+        return
+
+    def _note(self, left: Tensor, right: Tensor, moving: list[int]) -> None:
+        """Keep the sides of one step, (moving), or of several, (steps, moving)."""
+        sides = torch.stack([left, right], dim=-2)
+        if len(moving) < len(self._params):
+            columns = dict(zip(moving, sides.unbind(-1), strict=True))
+            zero = torch.zeros_like(columns[moving[0]])
+            every = range(len(self._params))
+            sides = torch.stack([columns.get(i, zero) for i in every], dim=-1)
+        self._sides.append(sides.view(-1, 2, len(self._params)))
+
+
+class BlockProbe(SGDProbe):
+    """SGD in two dot products a step, θ′·z and z², where z is the gradient or torch's buffer.
+
+    Both sides follow from these and from one number of each tensor that is carried from step to
+    step. Small tensor operations cost as much as a dot product, so a step only notes its two, and
+    a block of steps is worked out at once.
+    """
+
+    block = 32
+
+    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
+        super().__init__(optimizer, params)
+        self._given: tuple[Any, ...] | None = None
+        self._settings = Settings(1.0, 0.0, 0.0, 0.0, 1)
+        self._watched: list[int] = []  # the tensors that moved last
+        self._versions: list[int] | None = None  # of these; None: taken on trust
+        self._carried: Tensor | None = None  # where the open block begins
+        self._rows: list[Tensor] = []  # the open block
+        self._age = 0  # steps since the last measurement
+
+    @abstractmethod
+    def _vectors(self, params: list[Tensor]) -> list[Tensor]:
+        """The z of each tensor."""
+
+    @abstractmethod
+    def _is_due(self) -> bool:
+        """Whether the carried number is needed, and missing or old."""
+
+    @abstractmethod
+    def _measure(self, params: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Both sides of a step and the carried number after it, from scratch."""
+
+    @abstractmethod
+    def _work_out(self, along: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Both sides of a block, (steps, tensors), and the carried number after it."""
+
+    def before(self, group: Group) -> None:
+        if self._carried is not None and self._versions is not None:
+            params = [self._params[i] for i in self._watched]
+            if self._versions != self._versions_of(params):
+                self._close()
+                self._carried = None
+
+    def _after(self, group: Group, moving: list[int], params: list[Tensor]) -> None:
+        given = _raw_settings(group)
+        # A tensor is changed in place, and comparing it would wait for the device.
+        if isinstance(given[0], Tensor) or given != self._given:
+            self._close()
+            self._given, self._settings = given, Settings.of(group)
+        if moving != self._watched:
+            self._close()
+            self._carried, self._watched = None, moving
         # Under gradient scaling a fused step may have been skipped, unknown to the host.
         maybe_skipped = getattr(self._optimizer, "found_inf", None) is not None
-        due = self._age == _MEASURE_NORM_EVERY or maybe_skipped
-        if self._norm is None or not same or due:
-            self._norm = dots([(p, p) for p, _ in flat])[None]
+        if maybe_skipped or self._is_due():
+            self._close()
+            left, right, self._carried = self._measure(params)
+            self._note(left, right, moving)
             self._age = 0
         else:
-            self._norm = self._weights[2:] @ torch.cat([products, self._norm])
+            self._rows.append(products(params, self._vectors(params)))
         self._age += 1
-        self._watched = params
-        self._versions = [p._version for p in params]
-        return self._norm
+        if maybe_skipped:
+            self._carried = None
+        if self._carried is not None:
+            self._versions = self._versions_of(params)
 
-    @staticmethod
-    def _coefficients(lr: Scalar, decay: float, sign: int, device: torch.device) -> Tensor:
-        """Rows: θ·w and (η/2)w² from (θ′·g, g², |θ′|²); |θ′|² from (θ′·g, g², |θ|²)."""
-        if lr * decay == 1:
-            raise ValueError(
-                f"lr × weight_decay is 1 (lr={lr}, weight_decay={decay}): such a step forgets the "
-                "parameters, and FDR1 cannot be read off it; lower one of the two"
-            )
-        shrink = 1 - lr * decay
-        kappa = 1 / shrink
-        cross, square, norm = 2 * decay * sign * kappa**2, kappa**2, (decay * kappa) ** 2  # of w²
-        half = fdr1_coefficient(lr)
-        return matrix(
-            [
-                [kappa * sign + lr * cross, lr * square, kappa * decay + lr * norm],
-                [half * cross, half * square, half * norm],
-                [-2 * lr * sign, -(lr**2), shrink**2],
-            ],
-            device,
-        )
+    def _close(self) -> None:
+        if self._rows:
+            block = torch.stack(self._rows).double().unflatten(1, (-1, 2))
+            self._rows = []
+            left, right, self._carried = self._work_out(*block.unbind(-1))
+            self._note(left, right, self._watched)
+
+    def _versions_of(self, params: list[Tensor]) -> list[int]:
+        return [p._version for p in params]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"norm": self._norm, "age": self._age}
+        return {"carried": self._carried, "age": self._age, "watched": self._watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._norm, self._age = state["norm"], state["age"]
-        self._watched, self._versions = [], None
+        self._carried, self._age = state["carried"], state["age"]
+        self._watched, self._versions = state["watched"], None
 
 
-class MomentumProbe(Probe):
-    """SGD with momentum: θ′·b′ = μ θ·b + (1−ν) θ·w − ηb′² is solved for θ·w."""
+class PlainProbe(BlockProbe):
+    """SGD without momentum: w = κ(±g + λθ′), κ = 1/(1 − ηλ), hence θ·w = θ′·w + ηw².
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer)
-        self._overlap: dict[Tensor, Tensor] = {}  # θ·b before the step, where there is a buffer
+    With decay, |θ|² is carried: |θ′|² = (1−ηλ)²|θ|² ∓ 2η θ′·g − η²g². It is measured again with
+    each block, so that a parameter edited behind autograd's back (`p.data`) is not off for long.
+    """
 
-    def before(self, group: Group, params: list[Tensor]) -> None:
-        held = [(p, b) for p in params if (b := momentum_buffer(self._optimizer, p)) is not None]
-        overlaps = dots([flatten(p, b) for p, b in held]) if held else ()
-        self._overlap = {p: q for (p, _), q in zip(held, overlaps, strict=True)}
+    def _vectors(self, params: list[Tensor]) -> list[Tensor]:
+        return [p.grad for p in params]  # pyright: ignore[reportReturnType]
 
-    def after(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor:
-        lr, momentum, dampening = learning_rate(group), group["momentum"], group["dampening"]
-        flat = [flatten(p, self._optimizer.state[p]["momentum_buffer"]) for p in params]
-        overlap, square = dots(flat + [(b, b) for _, b in flat]).view(2, -1)
-        zero = torch.zeros_like(overlap[0])
-        before = torch.stack([self._overlap.get(p, zero) for p in params])
-        # The first step of a tensor is undampened: b′ = w.
-        share = [1 - dampening if p in self._overlap else 1.0 for p in params]
-        left = overlap - momentum * before + lr * square
-        if dampening:
-            left = left / matrix([share], left.device)[0]
-        return torch.stack([left, fdr1_coefficient(lr, momentum, dampening) * square])
+    def _is_due(self) -> bool:
+        return self._settings.decay != 0 and (self._carried is None or self._age >= self.block)
+
+    def _measure(self, params: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        norm, along, square = gram(params, self._vectors(params))
+        return *self._both(along, square, norm), norm
+
+    def _work_out(self, along: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self._carried is None:
+            return *self._both(along, square, 0.0), None
+        lr, _, _, decay, sign = self._settings
+        shrink, norm, norms = (1 - lr * decay) ** 2, self._carried, []
+        for drift in (-2 * lr * sign * along - lr**2 * square).unbind(0):
+            norm = shrink * norm + drift
+            norms.append(norm)
+        return *self._both(along, square, torch.stack(norms)), norm
+
+    def _both(self, along: Tensor, square: Tensor, norm: Scalar) -> tuple[Tensor, Tensor]:
+        lr, _, _, decay, sign = self._settings
+        kappa = self._settings.kappa
+        step = kappa**2 * (square + 2 * decay * sign * along + decay**2 * norm)  # w²
+        left = kappa * (sign * along + decay * norm) + lr * step
+        return left, fdr1_coefficient(lr) * step
 
 
-class NesterovProbe(Probe):
+class MomentumProbe(BlockProbe):
+    """SGD with momentum: θ′·b′ = μ θ·b + (1−ν) θ·w − ηb′² is solved for θ·w; θ·b is carried."""
+
+    def _vectors(self, params: list[Tensor]) -> list[Tensor]:
+        return momentum_buffers(self._optimizer, params)
+
+    def _is_due(self) -> bool:
+        return self._carried is None
+
+    def _measure(self, params: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        lr, momentum, dampening, decay, sign = self._settings
+        grads = [p.grad.to_dense() for p in params if p.grad is not None]
+        buffers = [b.to_dense() for b in self._vectors(params)]
+        pp, pg, pb, _, gb, bb = gram(params, grads, buffers)
+        left = sign * (pg + lr * gb) + decay * (pp + 2 * lr * pb + lr**2 * bb)  # (θ′ + ηb′)·w
+        return left, fdr1_coefficient(lr, momentum, dampening) * bb, pb
+
+    def _work_out(self, along: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        lr, momentum, dampening, _, _ = self._settings
+        assert self._carried is not None
+        before = torch.cat([self._carried[None], along[:-1]])
+        left = (along - momentum * before + lr * square) / (1 - dampening)
+        return left, fdr1_coefficient(lr, momentum, dampening) * square, along[-1]
+
+    def _versions_of(self, params: list[Tensor]) -> list[int]:
+        state = self._optimizer.state
+        buffers = [b for p in params if (b := state.get(p, {}).get("momentum_buffer")) is not None]
+        return [t._version for t in (*params, *buffers)]
+
+
+class NesterovProbe(SGDProbe):
     """SGD with Nesterov momentum: the step form along d = κ(±g + λθ′ + μb′), κ = 1/(1 − ηλ)."""
 
-    def after(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> Tensor:
-        lr, decay = learning_rate(group), group["weight_decay"]
-        sign = -1 if group["maximize"] else 1
-        pairs = [
-            pair
-            for p, g in zip(params, grads, strict=True)
-            for pair in itertools.combinations_with_replacement(
-                flatten(p, g, self._optimizer.state[p]["momentum_buffer"]), 2
+    def _after(self, group: Group, moving: list[int], params: list[Tensor]) -> None:
+        settings = Settings.of(group)
+        lr, momentum, _, decay, sign = settings
+        kappa = settings.kappa
+        grads = [p.grad for p in params if p.grad is not None]
+        if any(g.is_sparse for g in grads):
+            raise ValueError(
+                "sparse gradients with nesterov=True cannot be read; "
+                "use plain momentum, or sparse=False in the embedding"
             )
-        ]
-        pp, pg, pb, gg, gb, bb = dots(pairs).view(-1, 6).T
-        kappa, momentum = 1 / (1 - lr * decay), group["momentum"]
+        pp, pg, pb, gg, gb, bb = gram(params, grads, momentum_buffers(self._optimizer, params))
         along = kappa * (sign * pg + decay * pp + momentum * pb)  # θ′·d
         square = kappa**2 * (
             gg
@@ -215,68 +338,17 @@ class NesterovProbe(Probe):
             + momentum**2 * bb
             + 2 * (sign * decay * pg + sign * momentum * gb + decay * momentum * pb)
         )
-        return torch.stack([along + lr * square, lr / 2 * square])
+        self._note(along + lr * square, lr / 2 * square, moving)
 
 
 def learning_rate(group: Group) -> Scalar:
-    """η of a group as a number or a 0-dim double tensor; 1 where the optimizer has none."""
+    """η of a group as a number, or as a 0-dim double tensor of its own; 1 where there is none."""
     lr = group.get("lr", 1.0)
-    return lr.detach().double().reshape(()) if isinstance(lr, Tensor) else lr
+    if isinstance(lr, Tensor):
+        return lr.detach().to(torch.float64, copy=True).reshape(())
+    return lr
 
 
-def momentum_buffer(optimizer: Optimizer, p: Tensor) -> Tensor | None:
-    """Torch's b = −v of one parameter, None before its first step."""
-    return optimizer.state[p].get("momentum_buffer") if p in optimizer.state else None
-
-
-def dots(pairs: Pairs) -> Tensor:
-    """Inner products of pairs of flat tensors, in double precision, without waiting for them."""
-    return torch.stack([_dot(a, b) for a, b in pairs]).double()
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    wide = a.dtype == b.dtype and a.dtype in (torch.float32, torch.float64)
-    if wide and (a.numel() <= _PIECE or a.is_cuda):
-        return torch.dot(a, b)
-    pieces = zip(a.split(_PIECE), b.split(_PIECE), strict=True)
-    if wide:
-        return torch.stack([torch.dot(x, y) for x, y in pieces]).sum()
-    return torch.stack([torch.dot(x.float(), y.float()) for x, y in pieces]).sum()
-
-
-def flatten(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """One-dimensional views with one order of elements, fit for `dots`.
-
-    Beside a sparse tensor the other is restricted to what it touches, which leaves their product
-    unchanged.
-    """
-    tensors = (first, *others)
-    if any(t.is_sparse for t in others):
-        return _flatten_sparse(first, *others)
-    if all(t.is_contiguous() for t in tensors):
-        return tuple(t.view(-1) for t in tensors)
-    order = sorted(range(first.dim()), key=first.stride, reverse=True)
-    moved = [t.permute(order) for t in tensors]
-    return tuple(t.reshape(-1) for t in moved)  # views for channels_last and the like
-
-
-def _flatten_sparse(first: Tensor, other: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-    if more:
-        raise ValueError(
-            "sparse gradients with nesterov=True cannot be read; "
-            "use plain momentum, or sparse=False in the embedding"
-        )
-    sparse = other.coalesce()
-    return first.sparse_mask(sparse).values().reshape(-1), sparse.values().reshape(-1)
-
-
-def matrix(rows: list[list[Scalar]], device: torch.device) -> Tensor:
-    """A small double matrix of numbers and 0-dim tensors, made without waiting for the device."""
-    if device.type == "cpu" and not any(isinstance(c, Tensor) for row in rows for c in row):
-        return torch.tensor(rows, dtype=torch.float64)
-    cells = [
-        c if isinstance(c, Tensor) else torch.full((), c, dtype=torch.float64, device=device)
-        for row in rows
-        for c in row
-    ]
-    return torch.stack(cells).view(len(rows), -1)
+def momentum_buffers(optimizer: Optimizer, params: list[Tensor]) -> list[Tensor]:
+    """Torch's b = −v of parameters that have moved."""
+    return [optimizer.state[p]["momentum_buffer"] for p in params]
