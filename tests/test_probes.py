@@ -48,6 +48,16 @@ def test_steps_without_any_gradient_count_zero():
     assert monitor.reading() == eq.Reading(step=4, count=2, left=0.5, right=0.25, lr=0.5)
 
 
+def test_a_double_precision_learning_rate_that_is_changed_in_place():
+    p, lr = nn.Parameter(torch.ones(2)), torch.tensor(0.5, dtype=torch.float64)
+    optimizer = torch.optim.SGD([p], lr=lr)
+    monitor = eq.Monitor(optimizer)
+    p.grad = torch.ones(2)
+    optimizer.step()
+    lr.zero_()
+    assert (monitor.reading().left, monitor.reading().right) == (2.0, 0.5)
+
+
 def test_momentum_is_read_right_after_the_parameters_were_edited():
     p = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.5)

@@ -229,8 +229,6 @@ class BlockProbe(SGDProbe):
         else:
             self._rows.append(products(params, self._vectors(params)))
         self._age += 1
-        if maybe_skipped:
-            self._carried = None
         if self._carried is not None:
             self._versions = self._versions_of(params)
 
