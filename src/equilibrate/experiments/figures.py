@@ -177,13 +177,16 @@ def _sequence(result: Result) -> Figure:
 def _landscape(result: Result) -> Figure:
     figure, (axes,) = _figure((3.0,))
     treads = [tread for tread in result.treads() if tread.finished]
+    axes.set_xlabel(r"learning rate $\eta$")
+    axes.set_ylabel(r"$\langle O_{FB}\rangle$")
+    if not treads:
+        axes.text(0.5, 0.5, "no learning rate is finished yet", ha="center", color="0.4")
+        return figure
     lrs = np.array([tread.lr for tread in treads])
     estimates = [statistics.estimate(tread.last("landscape")) for tread in treads]
     mean = np.array([estimate.mean for estimate in estimates])
     error = np.array([estimate.half_width for estimate in estimates])
     _against_line(axes, lrs, mean, error)
-    axes.set_xlabel(r"learning rate $\eta$")
-    axes.set_ylabel(r"$\langle O_{FB}\rangle$")
     axes.set_xlim(0, 1.06 * lrs.max())
     axes.set_ylim(0, 1.12 * np.nanmax(mean + np.nan_to_num(error)))
     figure.legend(loc="outside lower center", ncols=2)
