@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibrate.averages import HalfRunningMean
-from equilibrate.ensemble import sampling as _sampling
-from equilibrate.ensemble import updates
-from equilibrate.ensemble.block import Block
 from equilibrate.ensemble.checks import PerReplica, check_data, check_models, per_replica
+from equilibrate.ensemble.graphs import captured
 from equilibrate.ensemble.network import Loss, Network
-from equilibrate.ensemble.sampling import Sampling
+from equilibrate.ensemble.sampling import Sampling, draw
+from equilibrate.ensemble.updates import SGD, Adam, Flat, Rule, update
 from equilibrate.observables import inner
 from equilibrate.relations import Reading
 from equilibrate.scheduler import Decision, judge
 
 Algorithm = Literal["sgd", "adam", "amsgrad"]
 
-# On a CPU a replica with more parameters than this is stepped by itself.
-_TOGETHER = 1 << 15
+# On a CPU the vectors of replicas with more parameters than this are updated one replica at a time:
+# what one operation leaves in the cache, the next one finds there.
+_TOGETHER = 1 << 14
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,52 +144,46 @@ class Ensemble:
         self._images = images.to(self.device)
         self._labels = labels.to(self.device)
         self._template = copy.deepcopy(models[0])
-        self._skeleton = copy.deepcopy(models[0]).to("meta")
-        self._loss = loss
 
         trained = {n: p.shape for n, p in models[0].named_parameters() if p.requires_grad}
         self._shapes = trained
         every = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
-        self._parameters = torch.stack(
-            [torch.cat([tensors[n].detach().reshape(-1) for n in trained]) for tensors in every]
-        ).to(self.device)
         self._constants = {
             name: torch.stack([tensors[name].detach() for tensors in every]).to(self.device)
             for name in every[0]
             if name not in trained
         }
-        self._memory = self._rule.memory(self._parameters)
-        self._lr = torch.empty(self.replicas, dtype=torch.float64, device=self.device)
-        self.lr = lr
-        columns = len(Averages._fields)
-        self._averages = [HalfRunningMean((columns,)) for _ in models]
-        self._rows = self._lr.new_zeros((self.steps_per_epoch, self.replicas, columns))
-        self._epoch = 0
-        together = self.device.type != "cpu" or self._parameters.shape[1] <= _TOGETHER
-        size = self.replicas if together else 1
-        gradient = torch.zeros_like(self._parameters[:size])
-        self._blocks = [
-            self._block(slice(r, r + size), gradient) for r in range(0, self.replicas, size)
-        ]
-
-    def _block(self, rows: slice, gradient: Tensor) -> Block:
-        tensors = {**self._views(self._parameters), **self._constants}
-        flat = 0 if len(gradient) == 1 else slice(None)  # one replica has no leading axis
-        return Block(
-            replicas=rows,
-            network=Network(
-                self._skeleton,
-                self._loss,
-                {name: t[rows] for name, t in tensors.items()},
-                self._views(gradient),
-            ),
-            rule=self._rule,
-            weight_decay=self.weight_decay,
-            parameters=self._parameters[rows][flat],
-            gradient=gradient[flat],
-            memory={name: t[rows][flat] for name, t in self._memory.items()},
-            lr=self._lr[rows][flat],
+        parameters = torch.stack(
+            [torch.cat([tensors[n].detach().reshape(-1) for n in trained]) for tensors in every]
+        ).to(self.device)
+        self._flat = Flat(
+            parameters,
+            torch.zeros_like(parameters),
+            torch.empty(self.replicas, dtype=torch.float64, device=self.device),
+            self._rule.memory(parameters),
         )
+        self.lr = lr
+        self._network = Network(
+            copy.deepcopy(models[0]).to("meta"),
+            loss,
+            {**self._views(parameters), **self._constants},
+            self._views(self._flat.gradient),
+        )
+        together = self.device.type != "cpu" or parameters.shape[1] <= _TOGETHER
+        self._parts = [slice(None)] if together else list(range(self.replicas))
+
+        # What a step reads and writes: static, for CUDA graphs.
+        columns = len(Averages._fields)
+        steps, replicas = self.steps_per_epoch, self.replicas
+        self._order = torch.zeros(
+            (steps, replicas, batch_size), dtype=torch.int64, device=self.device
+        )
+        self._rows = self._flat.lr.new_zeros((steps, replicas, columns))
+        self._next = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._advance = self._step if self.device.type == "cpu" else None
+        self._averages = [HalfRunningMean((columns,)) for _ in models]
+        self._drawn = -1, torch.empty(0)
+        self._epoch = 0
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         pieces = flat.split([shape.numel() for shape in self._shapes.values()], dim=1)
@@ -221,19 +215,20 @@ class Ensemble:
     @property
     def lr(self) -> list[float]:
         """Learning rate of each replica; set it to one number or one for each."""
-        return self._lr.tolist()
+        return list(self._lrs)
 
     @lr.setter
     def lr(self, values: PerReplica) -> None:
         lrs = [float(x) for x in per_replica("lr", values, self.replicas)]
         if not all(lr > 0 and math.isfinite(lr) for lr in lrs):
             raise ValueError(f"lr must be positive and finite, got {values}")
-        self._lr.copy_(torch.tensor(lrs, dtype=torch.float64))
+        self._lrs = lrs
+        self._flat.lr.copy_(torch.tensor(lrs, dtype=torch.float64))
 
     @property
     def parameters(self) -> dict[str, Tensor]:
         """Trained parameters by name, each with the replicas on its first axis: live views."""
-        return self._views(self._parameters)
+        return self._views(self._flat.parameters)
 
     def module(self, replica: int) -> nn.Module:
         """A replica as an ordinary module, a copy, on the device of `models[0]`."""
@@ -246,16 +241,36 @@ class Ensemble:
 
     def run_epoch(self) -> Epoch:
         """Train every replica for one epoch; the host waits for the device once, at its end."""
-        order = self._draw()
-        for block in self._blocks:
-            mine = order[:, block.replicas], self._rows[:, block.replicas]
-            for batch, row in zip(*mine, strict=True):
-                block.step(self._images, self._labels, batch, row)
+        self._order.copy_(self._draw(self._epoch))
+        self._next.zero_()
+        if self._advance is None:
+            written = [self._flat.parameters, *self._flat.memory.values(), self._next]
+            self._advance = captured(self._step, written)
+        for _ in range(self.steps_per_epoch):
+            self._advance()
+        if self.device.type != "cpu":
+            self._draw(self._epoch + 1)  # while the device is at work
         rows = self._rows.to("cpu", copy=True)
         for average, values in zip(self._averages, rows.unbind(1), strict=True):
             average.extend(values)
         self._epoch += 1
         return Epoch(self._epoch, self.step, tuple(self.lr), *rows.unbind(-1))
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        """One step of every replica on static tensors; no number leaves the device."""
+        batch = self._order.index_select(0, self._next)[0]
+        x, y = (
+            data.index_select(0, batch.flatten()).unflatten(0, batch.shape)
+            for data in (self._images, self._labels)
+        )
+        losses = self._network.differentiate(x, y)
+        row = torch.empty_like(self._rows[0])
+        for part in self._parts:
+            flat = self._flat.rows(part)
+            update(flat, self._rule, self.weight_decay, losses[part], row[part])
+        self._rows.index_copy_(0, self._next, row[None])
+        self._next.add_(1)
 
     def readings(self) -> list[Reading]:
         """FDR1 for each replica over its half-running window (for Adam the step form)."""
@@ -305,35 +320,31 @@ class Ensemble:
         """Set v = 0 in every replica, as the paper does where the learning rate changes."""
         if self.algorithm != "sgd":
             raise ValueError(f"algorithm={self.algorithm!r} has no velocity to set to zero")
-        for velocity in self._memory.values():
-            velocity.zero_()
+        self._flat.memory["velocity"].zero_()
 
     def evaluate(
         self, images: Tensor, labels: Tensor, *, chunk: int = 1000, regularized: bool = False
     ) -> Evaluation:
         """Loss and accuracy over a whole data set; `regularized` adds the L2 term ½λ|θ|²."""
-        loss = self._lr.new_zeros(self.replicas)
+        loss = self._flat.lr.new_zeros(self.replicas)
         correct = torch.zeros_like(loss)
-        images, labels = images.to(self.device), labels.to(self.device)
         with torch.no_grad():
-            for block in self._blocks:
-                for x, y in _chunks(images, labels, chunk, block.size):
-                    outputs = block.network.outputs(x)
-                    loss[block.replicas] += y.shape[1] * block.network.losses(outputs, y)
-                    correct[block.replicas] += (outputs.argmax(-1) == y).sum(1)
+            for x, y in self._chunks(images.to(self.device), labels.to(self.device), chunk):
+                outputs = self._network.outputs(x)
+                loss += y.shape[1] * self._network.losses(outputs, y)
+                correct += (outputs.argmax(-1) == y).sum(1)
             loss /= len(images)
             if regularized:
-                loss += self.weight_decay / 2 * inner(self._parameters, self._parameters)
+                loss += self.weight_decay / 2 * inner(self._flat.parameters, self._flat.parameters)
         return Evaluation(tuple(loss.tolist()), tuple((correct / len(images)).tolist()))
 
     def full_gradient(self, *, chunk: int = 1000) -> Tensor:
         """∇f over all training data, (R, P) on the device, with the L2 term."""
-        total = self._parameters * self.weight_decay
+        total = self._flat.parameters * self.weight_decay
         with torch.no_grad():
-            for block in self._blocks:
-                for x, y in _chunks(self._images, self._labels, chunk, block.size):
-                    block.network.differentiate(x, y)
-                    total[block.replicas] += block.gradient * (y.shape[1] / len(self._images))
+            for x, y in self._chunks(self._images, self._labels, chunk):
+                self._network.differentiate(x, y)
+                total.add_(self._flat.gradient, alpha=y.shape[1] / len(self._images))
         return total
 
     def full_gradient_square(self, *, chunk: int = 1000) -> list[float]:
@@ -347,9 +358,9 @@ class Ensemble:
             "settings": self._settings(),
             "epoch": self._epoch,
             "lr": self.lr,
-            "parameters": self._parameters.to("cpu", copy=True),
+            "parameters": self._flat.parameters.to("cpu", copy=True),
             "constants": {n: t.to("cpu", copy=True) for n, t in self._constants.items()},
-            "memory": {n: t.to("cpu", copy=True) for n, t in self._memory.items()},
+            "memory": {n: t.to("cpu", copy=True) for n, t in self._flat.memory.items()},
             "averages": [mean.state_dict() for mean in self._averages],
         }
 
@@ -363,8 +374,8 @@ class Ensemble:
                 )
         self._epoch = state["epoch"]
         self.lr = state["lr"]
-        self._parameters.copy_(state["parameters"])
-        for mine, saved in ((self._constants, "constants"), (self._memory, "memory")):
+        self._flat.parameters.copy_(state["parameters"])
+        for mine, saved in ((self._constants, "constants"), (self._flat.memory, "memory")):
             for name, tensor in mine.items():
                 tensor.copy_(state[saved][name])
         for mean, saved in zip(self._averages, state["averages"], strict=True):
@@ -383,27 +394,25 @@ class Ensemble:
             "weight_decay": self.weight_decay,
         }
 
-    def _draw(self) -> Tensor:
-        """The examples of each step of this epoch, (steps, R, B)."""
-        examples = len(self._images)
-        orders = [
-            _sampling.draw(seed, self._epoch, examples, self.batch_size, self.sampling)
-            for seed in self.seeds
-        ]
-        return torch.from_numpy(np.stack(orders, axis=1)).to(self.device)
+    def _draw(self, epoch: int) -> Tensor:
+        """The examples of each step of an epoch, (steps, R, B); the last drawn are kept."""
+        if self._drawn[0] != epoch:
+            orders = [
+                draw(seed, epoch, len(self._images), self.batch_size, self.sampling)
+                for seed in self.seeds
+            ]
+            self._drawn = epoch, torch.from_numpy(np.stack(orders, axis=1))
+        return self._drawn[1]
+
+    def _chunks(self, images: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The whole data in chunks, the same for all replicas."""
+        if size < 1:
+            raise ValueError(f"chunk must be at least 1, got {size}")
+        for x, y in zip(images.split(size), labels.split(size), strict=True):
+            yield x.expand(self.replicas, *x.shape), y.expand(self.replicas, *y.shape)
 
 
-def _chunks(
-    images: Tensor, labels: Tensor, size: int, replicas: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The whole data in chunks, the same for all replicas."""
-    if size < 1:
-        raise ValueError(f"chunk must be at least 1, got {size}")
-    for x, y in zip(images.split(size), labels.split(size), strict=True):
-        yield x.expand(replicas, *x.shape), y.expand(replicas, *y.shape)
-
-
-def _rule(algorithm: str, momentum: float, dampening: float) -> updates.Rule:
+def _rule(algorithm: str, momentum: float, dampening: float) -> Rule:
     if algorithm == "sgd":
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
@@ -411,11 +420,11 @@ def _rule(algorithm: str, momentum: float, dampening: float) -> updates.Rule:
             raise ValueError(
                 f"dampening must be below 1, got {dampening}: no gradient would reach the velocity"
             )
-        return updates.SGD(momentum, dampening)
+        return SGD(momentum, dampening)
     if algorithm not in ("adam", "amsgrad"):
         raise ValueError(f'algorithm must be "sgd", "adam" or "amsgrad", got {algorithm!r}')
     if momentum or dampening:
         raise ValueError(
             f"algorithm={algorithm!r} takes no momentum or dampening, got {momentum}, {dampening}"
         )
-    return updates.Adam(amsgrad=algorithm == "amsgrad")
+    return Adam(amsgrad=algorithm == "amsgrad")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equilibrate.kernels import Precision, conv_relu_pool
+from equilibrate.kernels import conv_relu_pool
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors, Tensor], Tensor]
@@ -264,6 +264,25 @@ def _is_conv_relu_pool(layers: list[nn.Module]) -> bool:
 
 
 def _conv_relu_pool(tensors: Tensors, x: Tensor) -> Tensor:
-    # the kernels follow torch's own setting, as its matrix products do
-    precision: Precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    return conv_relu_pool(x, tensors["weight"], tensors["bias"], precision=precision)
+    weight, bias = tensors["weight"], tensors["bias"]
+    if x.is_cuda:
+        # the kernels follow torch's own setting, as its matrix products do
+        exact = torch.get_float32_matmul_precision() == "highest"
+        return conv_relu_pool(x, weight, bias, precision="tf32x3" if exact else "tf32")
+    # Replica by replica with the channels last: on a CPU grouped convolutions take three times as
+    # long, and pooling with the channels first ten times.
+    pooled = [
+        F.max_pool2d(
+            F.relu(
+                F.conv2d(
+                    images.contiguous(memory_format=torch.channels_last),
+                    w,
+                    b,
+                    padding=w.shape[-1] // 2,
+                )
+            ),
+            2,
+        ).movedim(1, -1)
+        for images, w, b in zip(x, weight, bias, strict=True)
+    ]
+    return torch.stack(pooled).movedim(-1, 2)

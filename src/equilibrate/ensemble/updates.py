@@ -1,19 +1,21 @@
-"""Update rules on flat parameters: the direction v′ of a step θ′ = θ + ηv′, from the gradient.
+"""How a gradient becomes a step θ′ = θ + ηv′, and what is measured on the way.
 
-What a rule remembers lives in tensors that are written in place and never replaced, as a CUDA
-graph wants it; any leading axes (replicas) are kept.
+Vectors are flat, with the parameters on the last axis; any leading axis (replicas) is kept. What a
+rule remembers lives in tensors that are written in place and never replaced, as a CUDA graph wants
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from equilibrate import observables
-from equilibrate.observables import Observable, Snapshot
+from equilibrate.observables import Observable, Snapshot, inner
 
 Memory = Mapping[str, Tensor]
 
@@ -82,3 +84,41 @@ class Adam:
 
 
 Rule = SGD | Adam
+
+
+class Flat(NamedTuple):
+    """Flat tensors of some replicas, (…, P), with their learning rates (…)."""
+
+    parameters: Tensor
+    gradient: Tensor
+    """Of the loss without its L2 term; `update` adds that to it."""
+    lr: Tensor
+    memory: Memory
+
+    def rows(self, rows: int | slice) -> Flat:
+        """Views of some of the replicas; of one alone it has no leading axis."""
+        memory = {name: tensor[rows] for name, tensor in self.memory.items()}
+        return Flat(self.parameters[rows], self.gradient[rows], self.lr[rows], memory)
+
+
+def update(flat: Flat, rule: Rule, weight_decay: float, loss: Tensor, row: Tensor) -> None:
+    """Make one step in place, and write what it measures into `row` (…, 4).
+
+    Columns: both sides of the rule's relation; the loss as given; v·g with the velocity before the
+    step, zero where the rule has none.
+
+    >>> flat = Flat(torch.ones(2), torch.tensor([1.0, 0.0]), torch.tensor(0.5), {})
+    >>> flat = flat._replace(memory=SGD().memory(flat.parameters))
+    >>> row = torch.empty(4, dtype=torch.float64)
+    >>> update(flat, SGD(), 0.0, torch.tensor(3.0), row)
+    >>> flat.parameters.tolist(), row.tolist()
+    ([0.5, 1.0], [1.0, 0.25, 3.0, 0.0])
+    """
+    flat.gradient.add_(flat.parameters, alpha=weight_decay)
+    before = flat.memory.get("velocity")
+    work = torch.zeros_like(row[..., 3]) if before is None else inner(before, flat.gradient)
+    velocity = rule.direction(flat.gradient, flat.memory)
+    snapshot = rule.snapshot(flat.parameters, flat.gradient, velocity, flat.lr)
+    left, right = (side(snapshot) for side in rule.sides)
+    torch.stack([left, right, loss.double(), work], dim=-1, out=row)
+    flat.parameters.addcmul_(velocity, flat.lr.to(velocity.dtype).unsqueeze(-1))
