@@ -133,6 +133,8 @@ class Ensemble:
         if not weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
         self.device = torch.device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise ValueError(f'device must be "cpu" or "cuda", got {str(device)!r}')
         self.seeds = tuple(int(seed) for seed in seeds)
         self.batch_size = batch_size
         self.momentum = momentum
@@ -170,7 +172,8 @@ class Ensemble:
             self._views(self._flat.gradient),
         )
         together = self.device.type != "cpu" or parameters.shape[1] <= _TOGETHER
-        self._parts = [slice(None)] if together else list(range(self.replicas))
+        parts = [slice(None)] if together else range(self.replicas)
+        self._parts = [(part, self._flat.rows(part)) for part in parts]
 
         # What a step reads and writes: static, for CUDA graphs.
         columns = len(Averages._fields)
@@ -180,7 +183,9 @@ class Ensemble:
         )
         self._rows = self._flat.lr.new_zeros((steps, replicas, columns))
         self._next = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._advance = self._step if self.device.type == "cpu" else None
+        on_cpu = self.device.type == "cpu"
+        self._update = update if on_cpu else torch.compile(update, fullgraph=True, dynamic=False)
+        self._advance = self._step if on_cpu else None
         self._averages = [HalfRunningMean((columns,)) for _ in models]
         self._drawn = -1, torch.empty(0)
         self._epoch = 0
@@ -264,11 +269,10 @@ class Ensemble:
             data.index_select(0, batch.flatten()).unflatten(0, batch.shape)
             for data in (self._images, self._labels)
         )
-        losses = self._network.differentiate(x, y)
+        losses = self._network.differentiate(x, y).double()
         row = torch.empty_like(self._rows[0])
-        for part in self._parts:
-            flat = self._flat.rows(part)
-            update(flat, self._rule, self.weight_decay, losses[part], row[part])
+        for part, flat in self._parts:
+            self._update(flat, self._rule, self.weight_decay, losses[part], row[part])
         self._rows.index_copy_(0, self._next, row[None])
         self._next.add_(1)
 

@@ -13,19 +13,20 @@ _WARM_UPS = 3
 def captured(step: Callable[[], None], written: Sequence[Tensor]) -> Callable[[], None]:
     """`step` as the replay of a CUDA graph; it must read and write static tensors alone.
 
-    Before a capture the step has to run a few times, for libraries to set themselves up; the
-    tensors it has `written` are put back afterwards.
+    Before a capture the step has to run a few times, for compilers and libraries to set themselves
+    up; the tensors it has `written` are put back afterwards.
     """
-    saved = [tensor.clone() for tensor in written]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
+    with torch.cuda.device(written[0].device):
+        saved = [tensor.clone() for tensor in written]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        for tensor, value in zip(written, saved, strict=True):
+            tensor.copy_(value)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             step()
-    torch.cuda.current_stream().wait_stream(stream)
-    for tensor, value in zip(written, saved, strict=True):
-        tensor.copy_(value)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
     return graph.replay

@@ -105,12 +105,12 @@ def update(flat: Flat, rule: Rule, weight_decay: float, loss: Tensor, row: Tenso
     """Make one step in place, and write what it measures into `row` (…, 4).
 
     Columns: both sides of the rule's relation; the loss as given; v·g with the velocity before the
-    step, zero where the rule has none.
+    step, zero where the rule has none. The loss and `row` are in double precision.
 
     >>> flat = Flat(torch.ones(2), torch.tensor([1.0, 0.0]), torch.tensor(0.5), {})
     >>> flat = flat._replace(memory=SGD().memory(flat.parameters))
     >>> row = torch.empty(4, dtype=torch.float64)
-    >>> update(flat, SGD(), 0.0, torch.tensor(3.0), row)
+    >>> update(flat, SGD(), 0.0, row.new_tensor(3.0), row)
     >>> flat.parameters.tolist(), row.tolist()
     ([0.5, 1.0], [1.0, 0.25, 3.0, 0.0])
     """
@@ -120,5 +120,5 @@ def update(flat: Flat, rule: Rule, weight_decay: float, loss: Tensor, row: Tenso
     velocity = rule.direction(flat.gradient, flat.memory)
     snapshot = rule.snapshot(flat.parameters, flat.gradient, velocity, flat.lr)
     left, right = (side(snapshot) for side in rule.sides)
-    torch.stack([left, right, loss.double(), work], dim=-1, out=row)
+    torch.stack([left, right, loss, work], dim=-1, out=row)
     flat.parameters.addcmul_(velocity, flat.lr.to(velocity.dtype).unsqueeze(-1))
