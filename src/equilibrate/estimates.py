@@ -78,7 +78,7 @@ def mean(samples: Tensor, *, independent: bool = False) -> Estimate:
     of their means, with Student's quantile. That is right once a batch is much longer than the
     correlation time τ; the interval is too narrow by about τ/(2·batch length). Several runs: the
     error comes from the spread of the runs' means, whatever the correlations inside each. Samples
-    said to be `independent` are taken as they stand.
+    said to be `independent`, or fewer than 40, are taken as they stand.
 
     >>> import torch
     >>> series = torch.randn(1000, generator=torch.Generator().manual_seed(0))
@@ -121,7 +121,7 @@ def _estimate(samples: Tensor, deviations: Tensor, value: float, independent: bo
     elif independent:
         means, how = deviations.double().reshape(-1), f"{steps} independent draws"
     else:
-        batches = min(_BATCHES, max(1, steps // 2))
+        batches = _BATCHES if steps >= 2 * _BATCHES else steps  # too short a series to cut up
         length = steps // batches
         tail = deviations.reshape(-1)[-batches * length :]
         means = tail.double().view(batches, length).mean(1)

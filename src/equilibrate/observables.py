@@ -209,13 +209,15 @@ def cubic_right(s: Snapshot, first: Direction, second: Direction, third: Directi
     return s.lr * (a * ub * uc + b * uc * ua + c * ua * ub) - s.lr**2 * ua * ub * uc
 
 
-def fdr2_left(s: Snapshot, full_gradient: Tensor) -> Tensor:
+def fdr2_left(s: Snapshot, full_gradient: Tensor, again: Tensor | None = None) -> Tensor:
     """O_FB = (1−ν)(∇f)² − μ v·∇f, left of FDR2, with ∇f = `full_gradient` at θ.
 
     The paper takes the mini-batch gradient in the second term; ∇f has the same mean there and
-    fluctuates less.
+    fluctuates less. Gradients of two independent batches, neither of them the step's own, serve as
+    well: with the second given as `again` the mean is the same.
     """
-    return inner(_over_parameters(1 - s.dampening) * full_gradient - s.carried, full_gradient)
+    push = _over_parameters(1 - s.dampening) * full_gradient - s.carried
+    return inner(push, full_gradient if again is None else again)
 
 
 def fdr2_right(s: Snapshot, hessian_velocity: Tensor) -> Tensor:
@@ -224,6 +226,15 @@ def fdr2_right(s: Snapshot, hessian_velocity: Tensor) -> Tensor:
     The appendix of the paper lacks the ½. Without momentum the mean is (η/2)Tr(HC̃).
     """
     return s.lr * inner(s.velocity_after, hessian_velocity) / 2
+
+
+def successive(previous: Tensor, s: Snapshot) -> Tensor:
+    """−g_{t−1}·g_t, with the mean ⟨(∇f)²⟩ on a quadratic without momentum and with fresh batches.
+
+    g_t has the mean ∇f(θ − ηg_{t−1}) = ∇f − ηHg_{t−1}, so the product is (∇f)² − ηTr(HC̃) in the
+    mean, and FDR2 makes that −(∇f)².
+    """
+    return -inner(previous, s.gradient)
 
 
 def _positions_and_pulls(s: Snapshot, *directions: Direction) -> list[tuple[Tensor, Tensor]]:
