@@ -137,7 +137,7 @@ class SGDProbe(Probe):
     def after(self, group: Group) -> None:
         moving = [i for i, p in enumerate(self._params) if p.grad is not None]
         if moving:
-            self._after(group, moving, [self._params[i] for i in moving])
+            self._after(group, moving)
         else:
             self._close()
             like = self._params[0]
@@ -149,8 +149,8 @@ class SGDProbe(Probe):
         return super().take()
 
     @abstractmethod
-    def _after(self, group: Group, moving: list[int], params: list[Tensor]) -> None:
-        """Note a step of `params`, which stand at `moving` among all."""
+    def _after(self, group: Group, moving: list[int]) -> None:
+        """Note a step of the tensors at `moving`, of which there are some."""
 
     def _close(self) -> None:
         """Work out what has been noted."""
@@ -181,8 +181,9 @@ class BlockProbe(SGDProbe):
         super().__init__(optimizer, params)
         self._given: tuple[Any, ...] | None = None
         self._settings = Settings(1.0, 0.0, 0.0, 0.0, 1)
-        self._watched: list[int] = []  # the tensors that moved last
-        self._versions: list[int] | None = None  # of these; None: taken on trust
+        self._watched: list[int] = []  # which tensors moved last
+        self._live: list[Tensor] = []  # these tensors
+        self._versions: list[int] | None = None  # theirs; None: taken on trust
         self._carried: Tensor | None = None  # where the open block begins
         self._rows: list[Tensor] = []  # the open block
         self._age = 0  # steps since the last measurement
@@ -204,13 +205,12 @@ class BlockProbe(SGDProbe):
         """Both sides of a block, (steps, tensors), and the carried number after it."""
 
     def before(self, group: Group) -> None:
-        if self._carried is not None and self._versions is not None:
-            params = [self._params[i] for i in self._watched]
-            if self._versions != self._versions_of(params):
-                self._close()
-                self._carried = None
+        trusted = self._carried is None or self._versions is None
+        if not trusted and self._versions != self._versions_of(self._live):
+            self._close()
+            self._carried = None
 
-    def _after(self, group: Group, moving: list[int], params: list[Tensor]) -> None:
+    def _after(self, group: Group, moving: list[int]) -> None:
         given = _raw_settings(group)
         # A tensor is changed in place, and comparing it would wait for the device.
         if isinstance(given[0], Tensor) or given != self._given:
@@ -218,19 +218,23 @@ class BlockProbe(SGDProbe):
             self._given, self._settings = given, Settings.of(group)
         if moving != self._watched:
             self._close()
-            self._carried, self._watched = None, moving
+            self._carried = None
+            self._watch(moving)
         # Under gradient scaling a fused step may have been skipped, unknown to the host.
         maybe_skipped = getattr(self._optimizer, "found_inf", None) is not None
         if maybe_skipped or self._is_due():
             self._close()
-            left, right, self._carried = self._measure(params)
+            left, right, self._carried = self._measure(self._live)
             self._note(left, right, moving)
             self._age = 0
         else:
-            self._rows.append(products(params, self._vectors(params)))
+            self._rows.append(products(self._live, self._vectors(self._live)))
         self._age += 1
         if self._carried is not None:
-            self._versions = self._versions_of(params)
+            self._versions = self._versions_of(self._live)
+
+    def _watch(self, moving: list[int]) -> None:
+        self._watched, self._live = moving, [self._params[i] for i in moving]
 
     def _close(self) -> None:
         if self._rows:
@@ -247,7 +251,8 @@ class BlockProbe(SGDProbe):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._carried, self._age = state["carried"], state["age"]
-        self._watched, self._versions = state["watched"], None
+        self._watch(state["watched"])
+        self._versions = None
 
 
 class PlainProbe(BlockProbe):
@@ -318,7 +323,8 @@ class MomentumProbe(BlockProbe):
 class NesterovProbe(SGDProbe):
     """SGD with Nesterov momentum: the step form along d = κ(±g + λθ′ + μb′), κ = 1/(1 − ηλ)."""
 
-    def _after(self, group: Group, moving: list[int], params: list[Tensor]) -> None:
+    def _after(self, group: Group, moving: list[int]) -> None:
+        params = [self._params[i] for i in moving]
         settings = Settings.of(group)
         lr, momentum, _, decay, sign = settings
         kappa = settings.kappa
