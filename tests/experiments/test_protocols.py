@@ -82,6 +82,13 @@ def test_shortened_runs_know_what_the_whole_has():
     assert (run.full_epochs, run.full_seeds) == (5000, 16)
 
 
+@pytest.mark.parametrize("scale", [0.001, 0.013, 0.02, 0.1, 0.37, 0.999])
+@pytest.mark.parametrize("name", PROFILES)
+def test_arms_stay_equally_long_at_any_scale(name, scale):
+    for run in profile(name, epochs_scale=scale).runs.values():
+        assert len({schedule.epochs for schedule in run.arms.values()}) == 1
+
+
 def test_learning_rate_changes_at_the_junctions():
     stairs = Stairs(((0.1, 2), (0.05, 1), (0.02, 3)))
     assert stairs.junctions == (2, 3)

@@ -137,8 +137,8 @@ class Run:
     def shortened(self, epochs_scale: float, seeds: int | None) -> Run:
         """The same run with fewer epochs and seeds; it knows what the whole one has."""
         arms = {name: schedule.scaled(epochs_scale) for name, schedule in self.arms.items()}
-        # Each tread has one epoch at least, so stairs may be the longer.
-        length = max(schedule.epochs for schedule in arms.values())
+        # Treads are rounded one by one, so that stairs may come out longer or shorter.
+        length = next((s.epochs for s in arms.values() if isinstance(s, Stairs)), None)
         return replace(
             self,
             arms={

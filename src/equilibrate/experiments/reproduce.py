@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -104,10 +104,11 @@ def reproduce(
             failures = _run(
                 plan, panels or list(PANELS), out, _device(device), data_dir, overwrite, console
             )
-        found = write(out, panels)
-    if failures:
-        raise Diverged("\n".join(failures))
-    return found
+        if failures:
+            with suppress(RunError):  # nothing to draw is not the news
+                write(out)
+            raise Diverged("\n".join(failures))
+        return write(out, panels)
 
 
 def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
@@ -122,11 +123,12 @@ def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
     if missing or not drawable:
         what = f"figure {missing[0]}" if missing else "any figure"
         raise RunError(f"{out / 'records'} lacks runs for {what}: run it first")
-    for panel in drawable:
+    for panel in panels or drawable:
         figures.save(panel, recorded, out / "figures")
     found = claims.check(recorded)
     claims.save(found, out / "claims.json")
-    (out / "report.html").write_text(_page(out, found, drawable, recorded), encoding="utf-8")
+    drawn = [panel for panel in drawable if (out / "figures" / f"fig{panel}.svg").exists()]
+    (out / "report.html").write_text(_page(out, found, drawn, recorded), encoding="utf-8")
     return found
 
 
@@ -220,6 +222,7 @@ def _disk(out: Path) -> Iterator[None]:
 def _warnings_to(console: Console) -> Iterator[None]:
     """Say warnings (of a damaged checkpoint, say) in one line, above the bars."""
     with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: console.print(str(message), style="yellow")
         yield
 

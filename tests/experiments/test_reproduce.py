@@ -1,0 +1,197 @@
+"""The whole command, from nothing to the page, and what it refuses."""
+
+import io
+import json
+import os
+import shutil
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from equilibrate import records
+from equilibrate.experiments import data, protocols, results, runs
+from equilibrate.experiments.forecast import Forecast
+from equilibrate.experiments.protocols import PANELS, PROFILES, Profile, Stairs
+from equilibrate.experiments.reproduce import command, reproduce
+
+SHORT = {"epochs_scale": 0.01, "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = tmp_path_factory.mktemp("made")
+    return out, reproduce(out=out, **SHORT)
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return shutil.copytree(made[0], tmp_path / "copy")
+
+
+def test_all_fourteen_panels_claims_and_the_page(made):
+    out, found = made
+    names = {f"fig{panel}.{kind}" for panel in PANELS for kind in ("png", "svg")}
+    assert {path.name for path in (out / "figures").iterdir()} == names
+    assert {path.stem for path in (out / "records").iterdir()} == set(PROFILES["quick"].runs)
+    listed = json.loads((out / "claims.json").read_text())
+    assert [item["id"] for item in listed] == [claim.id for claim in found]
+    keys = {"id", "figure", "statement", "measured", "error", "bound", "verdict"}
+    assert all(keys <= set(item) for item in listed)
+    page = (out / "report.html").read_text()
+    assert page.count("<figure") == 14
+    assert "small models on scikit-learn" in page
+    assert "2 of 4" in page  # seeds, in the protocol
+
+
+def test_run_again_it_changes_nothing(copy):
+    before = {path.name: path.read_bytes() for path in (copy / "records").iterdir()}
+    claims = (copy / "claims.json").read_bytes()
+    reproduce(["1a"], out=copy, **SHORT)
+    assert {path.name: path.read_bytes() for path in (copy / "records").iterdir()} == before
+    assert (copy / "claims.json").read_bytes() == claims
+
+
+def test_only_what_a_figure_needs_is_run(tmp_path):
+    reproduce(["2a"], out=tmp_path, **SHORT)
+    assert {path.stem for path in (tmp_path / "records").iterdir()} == {
+        "mlp-initial",
+        "mlp-sequence",
+    }
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"fig2a"}
+
+
+def test_figures_are_redrawn_without_a_run(copy):
+    shutil.rmtree(copy / "figures")
+    shutil.rmtree(copy / "checkpoints")
+    reproduce(["4b"], out=copy, draw_only=True)
+    assert (copy / "figures" / "fig4b.svg").exists()
+    (copy / "records" / "cnn-amsgrad.jsonl").unlink()
+    with pytest.raises(runs.RunError, match="lacks runs for figure 4b"):
+        reproduce(["4b"], out=copy, draw_only=True)
+
+
+def test_drawing_from_nothing_is_refused(tmp_path):
+    with pytest.raises(runs.RunError, match="lacks runs for any figure"):
+        reproduce(out=tmp_path, draw_only=True)
+
+
+def test_a_second_run_into_one_folder_is_refused(copy):
+    with records.lock(copy), pytest.raises(records.RecordError, match="another run is writing"):
+        reproduce(out=copy, **SHORT)
+
+
+def test_other_settings_are_refused_or_overwrite(copy):
+    with pytest.raises(records.RecordError, match="other settings"):
+        reproduce(["1a"], out=copy, epochs_scale=0.03, seeds=2)
+    reproduce(["1a"], out=copy, epochs_scale=0.03, seeds=2, overwrite=True)
+    assert results.load(copy / "records")["mlp-initial"].run.epochs == 2
+
+
+def test_profiles_do_not_mix(copy):
+    with pytest.raises(runs.RunError, match="holds results of the profile 'quick'"):
+        reproduce(["1a"], out=copy, profile="paper", **SHORT)
+
+
+def test_what_is_unknown_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="figure '7z' is unknown; choose from 1a"):
+        reproduce(["7z"], out=tmp_path)
+    with pytest.raises(ValueError, match="device='warp' is unknown"):
+        reproduce(["1a"], out=tmp_path, device="warp")
+    with pytest.raises(ValueError, match="profile='fast' is unknown"):
+        reproduce(["1a"], out=tmp_path, profile="fast")
+
+
+def test_data_that_vanish_are_told_and_records_stay(copy, monkeypatch):
+    def vanished(name, *_, **__):
+        raise data.DataError(f"{name} was not found")
+
+    monkeypatch.setattr(data, "load", vanished)
+    before = (copy / "records" / "mlp-initial.jsonl").read_bytes()
+    with pytest.raises(data.DataError, match="digits was not found"):
+        reproduce(["1a"], out=copy, **SHORT)
+    assert (copy / "records" / "mlp-initial.jsonl").read_bytes() == before
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
+    quick = protocols.profile("quick", **SHORT)
+    wild = replace(quick.runs["mlp-initial"], arms={"initial": Stairs(((1e30, 2),))})
+    altered = Profile("quick", MappingProxyType(dict(quick.runs) | {"mlp-initial": wild}))
+    monkeypatch.setattr(protocols, "profile", lambda *_: altered)
+    with pytest.raises(runs.Diverged, match=r"(?s)mlp-initial: the loss .*mlp-sequence: not run"):
+        reproduce(["2a", "S1a"], out=tmp_path)
+    assert (tmp_path / "figures" / "figS1a.png").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(records.RecordError, match="cannot write to"):
+        reproduce(["1a"], out=tmp_path / "file" / "out", **SHORT)
+
+
+def test_a_damaged_checkpoint_is_named_on_the_terminal(copy):
+    for path in (copy / "checkpoints").glob("mlp-initial.pt*"):
+        path.write_bytes(path.read_bytes()[:1000])
+    shutil.copy(
+        copy / "checkpoints" / "mlp-sequence.pt", copy / "checkpoints" / "mlp-initial.pt.previous"
+    )
+    console = Console(record=True, file=io.StringIO(), width=200)
+    with pytest.raises(records.RecordError, match="do not belong together"):
+        reproduce(["1a"], out=copy, console=console, **SHORT)
+    assert "mlp-initial.pt is damaged" in console.export_text()
+
+
+def test_command_line_says_bars_claims_and_where(copy):
+    app = typer.Typer()
+    app.command()(command)
+    options = ["--out", str(copy), "--epochs-scale", "0.01", "--seeds", "2"]
+    result = CliRunner().invoke(app, ["1a", *options], env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+    assert "mlp-initial" in result.output
+    assert "done" in result.output
+    assert "not tested" in result.output
+    assert "report.html" in result.output
+
+
+def test_remaining_time_is_that_of_the_speed_seen():
+    """Two tasks, ten epochs a second with four replicas: 24 epochs of 8 replicas take 4.8 s."""
+    plan = protocols.profile("quick", epochs_scale=0.1)
+    todo = [plan.runs[name] for name in ("mlp-initial", "mlp-schedules", "cnn-initial")]
+    forecast = Forecast(todo)
+    assert forecast.left() is None
+    for epoch in range(9):
+        forecast.note("mlp-initial", epoch, 100 + epoch / 10)
+    assert forecast.left("mlp-initial") == 0
+    assert forecast.left("mlp-schedules") == pytest.approx(24 * 2 / 10)
+    assert forecast.left() is None  # nothing is known of the CNN yet
+    forecast.note("cnn-initial", 0, 200)
+    forecast.note("cnn-initial", 1, 201)
+    assert forecast.left() == pytest.approx(4.8 + 3 * 1.0)
+
+
+def test_a_resumed_run_is_timed_from_where_it_was_taken_up():
+    run = protocols.profile("quick", epochs_scale=0.5).runs["mlp-initial"]
+    forecast = Forecast([run])
+    forecast.note(run.name, 30, 0.0)
+    forecast.note(run.name, 32, 1.0)
+    assert forecast.left() == pytest.approx((run.epochs - 32) * 0.5)
+
+
+@pytest.mark.skipif(
+    "EQUILIBRATE_DATA" not in os.environ,
+    reason="EQUILIBRATE_DATA does not name a folder with MNIST",
+)
+def test_figures_1a_and_4a_on_real_mnist(tmp_path):
+    found = reproduce(
+        ["1a", "4a"], out=tmp_path, profile="paper", epochs_scale=0.01, seeds=1, device="cpu"
+    )
+    assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {
+        "fig1a.png",
+        "fig4a.png",
+    }
+    assert {claim.verdict for claim in found} == {"not tested at this scale"}
+    result = results.load(tmp_path / "records")["mlp-schedules"]
+    assert result.column("test_accuracy", "preset")[-1, 0] > 0.9
