@@ -175,7 +175,7 @@ class BlockProbe(SGDProbe):
     a block of steps is worked out at once.
     """
 
-    block = 32
+    block = 128
 
     def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
         super().__init__(optimizer, params)
@@ -186,7 +186,7 @@ class BlockProbe(SGDProbe):
         self._versions: list[int] | None = None  # theirs; None: taken on trust
         self._carried: Tensor | None = None  # where the open block begins
         self._rows: list[Tensor] = []  # the open block
-        self._age = 0  # steps since the last measurement
+        self._age = 0  # steps since it was measured
 
     @abstractmethod
     def _vectors(self, params: list[Tensor]) -> list[Tensor]:
@@ -194,7 +194,7 @@ class BlockProbe(SGDProbe):
 
     @abstractmethod
     def _is_due(self) -> bool:
-        """Whether the carried number is needed, and missing or old."""
+        """Whether the carried number is needed and missing."""
 
     @abstractmethod
     def _measure(self, params: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,15 +258,27 @@ class BlockProbe(SGDProbe):
 class PlainProbe(BlockProbe):
     """SGD without momentum: w = κ(±g + λθ′), κ = 1/(1 − ηλ), hence θ·w = θ′·w + ηw².
 
-    With decay, |θ|² is carried: |θ′|² = (1−ηλ)²|θ|² ∓ 2η θ′·g − η²g². It is measured again with
-    each block, so that a parameter edited behind autograd's back (`p.data`) is not off for long.
+    With decay, |θ|² is carried: |θ′|² = (1−ηλ)²|θ|² ∓ 2η θ′·g − η²g². It is measured again now and
+    then, so that a parameter edited behind autograd's back (`p.data`) is not off for long.
     """
+
+    measured_every = 32
+
+    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
+        super().__init__(optimizer, params)
+        self._measured: dict[int, Tensor] = {}  # |θ′|² of some rows of the open block
+
+    def _after(self, group: Group, moving: list[int]) -> None:
+        super()._after(group, moving)
+        if self._carried is not None and self._age > self.measured_every:
+            (self._measured[len(self._rows) - 1],) = gram(self._live)
+            self._age = 1
 
     def _vectors(self, params: list[Tensor]) -> list[Tensor]:
         return [p.grad for p in params]  # pyright: ignore[reportReturnType]
 
     def _is_due(self) -> bool:
-        return self._settings.decay != 0 and (self._carried is None or self._age >= self.block)
+        return self._settings.decay != 0 and self._carried is None
 
     def _measure(self, params: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         norm, along, square = gram(params, self._vectors(params))
@@ -277,9 +289,10 @@ class PlainProbe(BlockProbe):
             return *self._both(along, square, 0.0), None
         lr, _, _, decay, sign = self._settings
         shrink, norm, norms = (1 - lr * decay) ** 2, self._carried, []
-        for drift in (-2 * lr * sign * along - lr**2 * square).unbind(0):
-            norm = shrink * norm + drift
+        for row, drift in enumerate((-2 * lr * sign * along - lr**2 * square).unbind(0)):
+            norm = self._measured[row] if row in self._measured else shrink * norm + drift
             norms.append(norm)
+        self._measured = {}
         return *self._both(along, square, torch.stack(norms)), norm
 
     def _both(self, along: Tensor, square: Tensor, norm: Scalar) -> tuple[Tensor, Tensor]:
