@@ -1,0 +1,83 @@
+"""Timing several ways of doing one thing side by side, and saying how sure the ratios are.
+
+A machine's speed drifts, so variants are measured in turn, in a new random order each round, and a
+ratio is the median over rounds of what two variants took in the same round.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import numpy as np
+
+from equilibrate.records import environment
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Times of a variant, and their ratio to those of another."""
+
+    median: float
+    quartiles: tuple[float, float]
+    ratio: float
+    ratio_interval: tuple[float, float]
+    """Holds the ratio with 95 % confidence (bootstrap over rounds)."""
+
+
+def interleave(
+    variants: Mapping[str, Callable[[], T]], rounds: int, seed: int = 0
+) -> dict[str, list[T]]:
+    """Call each variant once a round, in a random order; what each returned, round by round."""
+    random, results = Random(seed), {name: [] for name in variants}
+    for _ in range(rounds):
+        for name in random.sample(list(variants), len(variants)):
+            results[name].append(variants[name]())
+    return results
+
+
+def compare(times: Sequence[float], baseline: Sequence[float]) -> Comparison:
+    """Compare two variants that were measured in the same rounds."""
+    ratios = np.divide(times, baseline)
+    resampled = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(resampled, axis=1), [0.025, 0.975])
+    first, third = np.quantile(times, [0.25, 0.75])
+    return Comparison(
+        float(np.median(times)),
+        (float(first), float(third)),
+        float(np.median(ratios)),
+        (float(low), float(high)),
+    )
+
+
+def write(path: Path, results: Any) -> None:
+    """Write results as JSON, with the environment that they were made in."""
+    where = environment() | {"cpu": _cpu(), "cpus": os.cpu_count(), "load": os.getloadavg()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"environment": where, "results": results}, indent=1, default=_plain)
+    one_line = re.sub(r"\[[^\[\]{}]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+    path.write_text(one_line + "\n")
+
+
+def _plain(comparison: Comparison) -> dict[str, Any]:
+    return {
+        key: [_rounded(x) for x in value] if isinstance(value, tuple) else _rounded(value)
+        for key, value in asdict(comparison).items()
+    }
+
+
+def _rounded(x: float) -> float:
+    return float(f"{x:.6g}")
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"
