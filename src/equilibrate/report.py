@@ -71,12 +71,14 @@ def number(measured: float | None, error: float | None) -> str:
     """
     if measured is None:
         return "–"
+    places = max(0, 1 - int(f"{error or 0:e}".split("e")[1]))
     if not error:
-        return f"{measured:.3g}"
-    places = max(0, 1 - int(f"{error:e}".split("e")[1]))
-    if places > 6:
-        return f"{measured:.3g} ± {error:.2g}"
-    return f"{measured:.{places}f} ± {error:.{places}f}"
+        text = f"{measured:.3g}"
+    elif places > 6:
+        text = f"{measured:.3g} ± {error:.2g}"
+    else:
+        text = f"{measured:.{places}f} ± {error:.{places}f}"
+    return text.replace("-", "−")
 
 
 def _tally(claims: Sequence[Mapping[str, Any]]) -> str:

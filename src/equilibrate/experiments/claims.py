@@ -91,7 +91,8 @@ class _Statement:
 
 def check(results: Results) -> list[Claim]:
     """Hold every claim to the records; one that lacks its runs is not tested."""
-    return [_hold(statement, results) for statement in _STATEMENTS]
+    ordered = sorted(_STATEMENTS, key=lambda s: (s.figure.startswith("S"), s.figure))
+    return [_hold(statement, results) for statement in ordered]
 
 
 def save(claims: list[Claim], path: Path | str) -> None:
@@ -119,7 +120,7 @@ def _hold(s: _Statement, results: Results) -> Claim:
         return claim(None, "not tested at this scale", remark)
     finding = s.measure(*mine)
     if finding is None or math.isnan(finding.measured.mean):
-        return claim(None, "not tested at this scale", "the runs are too short to measure it")
+        return claim(None, "not tested at this scale", "the runs at hand do not reach it")
     decided = finding.inside.decides(finding.measured)
     elsewhere = {r.profile for r in mine} != {"paper"}
     short = [f"{r.run.name}: {r.shortfall}" for r in mine if not r.whole]

@@ -72,7 +72,7 @@ def draw(panel: str, results: Results) -> Figure:
         elif kind == "4":
             figure = _schedules(mine, ("preset", "adaptive", "amsgrad"), 0)
         elif kind == "S1":
-            figure = _schedules(mine, ("amsgrad", "adam"), 0, rate=False)
+            figure = _schedules(mine[::-1], ("amsgrad", "adam"), 0, rate=False)
         else:
             figure = _schedules(mine, ("preset", "eager", "amsgrad"), "abcd".index(panel[-1]))
         _head(figure, panel, mine)
@@ -140,7 +140,7 @@ def _initial(result: Result) -> Figure:
     residual = left[-1] / right[-1] - 1
     ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} % at the end"
     sides.legend(loc="lower right", title=ratio, title_fontsize=7.5, ncols=2)
-    sides.set_ylim(bottom=float(np.nanmin(right)) / 4)
+    sides.set_ylim(bottom=float(np.nanmin(right)) / 10)  # room for the legend
     _plain_ticks(loss)
     return figure
 
@@ -192,7 +192,10 @@ def _landscape(result: Result) -> Figure:
     figure.legend(loc="outside lower center", ncols=2)
     small = lrs <= _zoom(lrs)
     if 2 <= small.sum() < len(lrs):
-        inset = axes.inset_axes((0.13, 0.57, 0.4, 0.4))
+        # In the corner that the points leave free: they bend up from the line to the last, or down.
+        chord = mean[np.argmax(lrs)] / lrs.max() * lrs
+        below = (mean - chord).sum() <= 0
+        inset = axes.inset_axes((0.14, 0.55, 0.42, 0.4) if below else (0.47, 0.13, 0.38, 0.38))
         _against_line(inset, lrs, mean, error)
         inset.set_xlim(0, 1.15 * lrs[small].max())
         inset.set_ylim(0, 1.25 * np.nanmax((mean + np.nan_to_num(error))[small]))
@@ -241,7 +244,7 @@ def _schedules(
                 continue
             index = min(seed, len(result.run.seeds) - 1)
             colour, label = _ARMS[arm]
-            style: dict[str, Any] = {"color": colour, "lw": 1.0}
+            style: dict[str, Any] = {"color": colour, "lw": 2.0 if arm == "adam" else 1.0}
             epoch, values = result.measured("train_loss", arm)
             loss.plot(epoch, values[:, index], label=label, **style)
             for name, dashes in (("train_accuracy", "-"), ("test_accuracy", _TEST)):

@@ -24,6 +24,7 @@ from equilibrate.experiments.protocols import PANELS, Profile, Run
 from equilibrate.experiments.results import Result
 from equilibrate.experiments.runs import Diverged, RunError
 
+_NAMES = {"sgd": "SGD", "adam": "Adam", "amsgrad": "AMSGrad"}
 _COLOURS = {"holds": "green", "fails": "red", "not tested at this scale": "yellow"}
 
 
@@ -283,7 +284,7 @@ def _protocol_table(found: Sequence[Result]) -> report.Table:
     rows = []
     for result in found:
         run = result.run
-        training = f"{run.algorithm}, batches of {run.task.batch_size}, λ = {run.task.weight_decay}"
+        training = f"{_NAMES[run.algorithm]}, batches of {run.task.batch_size}, λ = {run.task.weight_decay}"
         if run.momentum:
             training += f", μ = {run.momentum:g}"
         start = f" (from the end of {run.start})" if run.start else ""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibrate import records
-from equilibrate.experiments.protocols import Run, Stairs
+from equilibrate.experiments.protocols import PROFILES, Run, Stairs
 
 Array = NDArray[np.float64]
 
@@ -108,7 +108,7 @@ class Tread:
 
 
 def load(folder: Path | str) -> dict[str, Result]:
-    """Read all records in `folder`, by the names of their runs."""
+    """Read all records in `folder`, by the names of their runs, in the order of the protocol."""
     found = {}
     for path in sorted(Path(folder).glob("*.jsonl")):
         record = records.read(path)
@@ -121,4 +121,5 @@ def load(folder: Path | str) -> dict[str, Result]:
             epoch=np.array([row["epoch"] for row in record.rows], dtype=np.float64),
             rows=tuple(record.rows),
         )
-    return found
+    order = list(PROFILES["paper"].runs)
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
