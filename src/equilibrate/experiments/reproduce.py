@@ -284,7 +284,8 @@ def _protocol_table(found: Sequence[Result]) -> report.Table:
     rows = []
     for result in found:
         run = result.run
-        training = f"{_NAMES[run.algorithm]}, batches of {run.task.batch_size}, λ = {run.task.weight_decay}"
+        training = f"{_NAMES[run.algorithm]}, batches of {run.task.batch_size}, "
+        training += f"λ = {run.task.weight_decay:g}"
         if run.momentum:
             training += f", μ = {run.momentum:g}"
         start = f" (from the end of {run.start})" if run.start else ""
