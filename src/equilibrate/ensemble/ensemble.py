@@ -166,7 +166,7 @@ class Ensemble:
         )
         self.lr = lr
         self._network = Network(
-            copy.deepcopy(models[0]).to("meta"),
+            self._template,
             loss,
             {**self._views(parameters), **self._constants},
             self._views(self._flat.gradient),

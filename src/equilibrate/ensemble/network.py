@@ -221,9 +221,9 @@ def _stage(
     prefix: str, layers: list[nn.Module], tensors: Tensors, gradients: Tensors, through: bool
 ) -> Stage:
     layer = layers[0]
-    names = [n for n, _ in (*layer.named_parameters(), *layer.named_buffers())]
-    own = {n: tensors[prefix + n] for n in names}
-    trained = {n: gradients[prefix + n] for n in names if prefix + n in gradients}
+    named = dict((*layer.named_parameters(), *layer.named_buffers()))
+    own = {name: tensors[prefix + name] for name in named}
+    trained = {name: gradients[prefix + name] for name in named if prefix + name in gradients}
     if len(layers) == 3:
         return Stage(_conv_relu_pool, own, trained, through)
     kind = None if _hooked(layer) else type(layer)  # exact: a subclass may do something else
@@ -234,8 +234,18 @@ def _stage(
     if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
         return Stage(lambda _, x: x.flatten(2), own, trained, through)
 
+    # One name for each place that holds a tensor: a tied one is held in several.
+    first = {id(tensor): name for name, tensor in named.items()}
+    places = {
+        f"{path}.{name}" if path else name: first[id(tensor)]
+        for path, module in layer.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
+
     def one(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(layer, tensors, (x,))
+        held = {place: tensors[name] for place, name in places.items()}
+        return functional_call(layer, held, (x,), tie_weights=False)
 
     return Stage(lambda tensors, x: vmap(one)(dict(tensors), x), own, trained, through)
 
