@@ -1,12 +1,12 @@
 """FDR2 read four ways: exact on quadratics, error bars that cover, and on networks side by side."""
 
 import copy
-import itertools
 import math
 import os
 
 import pytest
 import torch
+from regression_oracle import exact_second_left, half_square
 from snapshots import MODELS, exact, simulated, snapshot
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -134,39 +134,6 @@ def test_no_position_in_a_reshuffled_epoch_is_free_of_the_bias():
 
 
 # -- a network that is a quadratic -------------------------------------------------------------
-
-
-def exact_second_left(inputs, targets, lr, momentum, dampening, batch) -> tuple[float, float]:
-    """(1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩ and (η/2)⟨v′ᵀHv′⟩ of linear regression on a few examples.
-
-    Every mini-batch B maps z = (θ−θ*, v) to A_B z + c_B, and the stationary covariance solves the
-    linear equation S = ⟦A_B S A_Bᵀ + c_B c_Bᵀ⟧, over all mini-batches counted out.
-    """
-    d, n = inputs.shape[1], len(inputs)
-    hessian = inputs.T @ inputs / n
-    optimum = torch.linalg.solve(hessian, inputs.T @ targets[:, 0] / n)
-    one = torch.eye(d).double()
-    carry = torch.zeros((2 * d) ** 2, (2 * d) ** 2).double()
-    kick = torch.zeros(2 * d, 2 * d).double()
-    every = list(itertools.combinations(range(n), batch))
-    for chosen in every:
-        x, y = inputs[list(chosen)], targets[list(chosen), 0]
-        h, g = x.T @ x / batch, x.T @ (x @ optimum - y) / batch
-        velocity = torch.cat([-(1 - dampening) * h, momentum * one], dim=1)
-        position = torch.cat([one, torch.zeros_like(one)], dim=1) + lr * velocity
-        a = torch.cat([position, velocity])
-        c = torch.cat([-lr * (1 - dampening) * g, -(1 - dampening) * g])
-        carry += torch.kron(a, a) / len(every)
-        kick += torch.outer(c, c) / len(every)
-    s = torch.linalg.solve(torch.eye(len(carry)).double() - carry, kick.reshape(-1))
-    s = s.view(2 * d, 2 * d)
-    left = (1 - dampening) * (hessian @ s[:d, :d] @ hessian).trace()
-    left -= momentum * (hessian @ s[:d, d:]).trace()
-    return left.item(), (lr / 2 * (hessian @ s[d:, d:]).trace()).item()
-
-
-def half_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs - targets).square().mean() / 2
 
 
 @pytest.mark.parametrize("full_size", [None, 3])

@@ -117,7 +117,8 @@ def _estimate(samples: Tensor, deviations: Tensor, value: float, independent: bo
         )
     steps, runs = len(samples), samples[0].numel()
     if runs > 1:
-        means, how = deviations.double().mean(0), f"{runs} runs of {steps} steps"
+        means = deviations.double().mean(0)
+        how = f"{runs} runs of {steps} steps" if steps > 1 else f"{runs} runs"
     elif independent:
         means, how = deviations.double().reshape(-1), f"{steps} independent draws"
     else:

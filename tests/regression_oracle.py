@@ -1,0 +1,40 @@
+"""Linear regression on a few examples, with every mini-batch counted out."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+
+def exact_second_left(inputs, targets, lr, momentum, dampening, batch) -> tuple[float, float]:
+    """(1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩ and (η/2)⟨v′ᵀHv′⟩ of linear regression on a few examples.
+
+    Every mini-batch B maps z = (θ−θ*, v) to A_B z + c_B, and the stationary covariance solves the
+    linear equation S = ⟦A_B S A_Bᵀ + c_B c_Bᵀ⟧, over all mini-batches counted out.
+    """
+    d, n = inputs.shape[1], len(inputs)
+    hessian = inputs.T @ inputs / n
+    optimum = torch.linalg.solve(hessian, inputs.T @ targets[:, 0] / n)
+    one = torch.eye(d).double()
+    carry = torch.zeros((2 * d) ** 2, (2 * d) ** 2).double()
+    kick = torch.zeros(2 * d, 2 * d).double()
+    every = list(itertools.combinations(range(n), batch))
+    for chosen in every:
+        x, y = inputs[list(chosen)], targets[list(chosen), 0]
+        h, g = x.T @ x / batch, x.T @ (x @ optimum - y) / batch
+        velocity = torch.cat([-(1 - dampening) * h, momentum * one], dim=1)
+        position = torch.cat([one, torch.zeros_like(one)], dim=1) + lr * velocity
+        a = torch.cat([position, velocity])
+        c = torch.cat([-lr * (1 - dampening) * g, -(1 - dampening) * g])
+        carry += torch.kron(a, a) / len(every)
+        kick += torch.outer(c, c) / len(every)
+    s = torch.linalg.solve(torch.eye(len(carry)).double() - carry, kick.reshape(-1))
+    s = s.view(2 * d, 2 * d)
+    left = (1 - dampening) * (hessian @ s[:d, :d] @ hessian).trace()
+    left -= momentum * (hessian @ s[:d, d:]).trace()
+    return left.item(), (lr / 2 * (hessian @ s[d:, d:]).trace()).item()
+
+
+def half_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).square().mean() / 2
