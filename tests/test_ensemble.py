@@ -120,7 +120,7 @@ def test_dampening_is_the_papers_also_at_the_first_step(momentum):
                 for p, g, v in zip(model.parameters(), gradient, velocity, strict=True):
                     g = g + decay * p
                     left += float((p * g).sum())
-                    work += float((v * g).sum())
+                    work += float((v * g).sum()) if mu else 0.0
                     v.mul_(mu).sub_((1 - nu) * g)
                     right += float((1 + mu) / (2 * (1 - nu)) * lr * (v * v).sum())
                     p.add_(lr * v)
@@ -197,8 +197,9 @@ def test_the_residual_telescopes_for_each_replica(momentum):
 
     def ends():
         flat = ensemble.state_dict()
-        theta, v = flat["parameters"].double(), flat["memory"]["velocity"].double()
-        return (theta * theta).sum(1), (theta * v).sum(1)
+        theta = flat["parameters"].double()
+        pull = flat["memory"].get("pull", torch.zeros_like(theta))  # −v
+        return (theta * theta).sum(1), -(theta * pull).sum(1)
 
     norm, overlap = ends()
     epoch = ensemble.run_epoch()

@@ -46,8 +46,7 @@ class Epoch:
     loss: Tensor
     """Loss of the mini-batch before the step, without the L2 term."""
     velocity_gradient: Tensor
-    """v·∇f^B with the velocity *before* the step (without momentum, the last −(1−ν)∇f^B); zero
-    for Adam."""
+    """v·∇f^B with the velocity *before* the step; zero where there is no momentum."""
 
     @property
     def mean_loss(self) -> list[float]:
@@ -324,7 +323,8 @@ class Ensemble:
         """Set v = 0 in every replica, as the paper does where the learning rate changes."""
         if self.algorithm != "sgd":
             raise ValueError(f"algorithm={self.algorithm!r} has no velocity to set to zero")
-        self._flat.memory["velocity"].zero_()
+        for pull in self._flat.memory.values():
+            pull.zero_()
 
     def evaluate(
         self, images: Tensor, labels: Tensor, *, chunk: int = 1000, regularized: bool = False

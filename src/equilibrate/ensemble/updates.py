@@ -1,8 +1,9 @@
-"""How a gradient becomes a step θ′ = θ + ηv′, and what is measured on the way.
+"""How a gradient becomes a step θ′ = θ − ηu, and what is measured on the way.
 
-Vectors are flat, with the parameters on the last axis; any leading axis (replicas) is kept. What a
-rule remembers lives in tensors that are written in place and never replaced, as a CUDA graph wants
-it.
+The pull u = −v′ is the paper's velocity after the step with its sign turned: so plain SGD pulls
+along the gradient itself, and no copy of it is made. Vectors are flat, with the parameters on the
+last axis; any leading axis (replicas) is kept. What a rule remembers lives in tensors that are
+written in place and never replaced, as a CUDA graph wants it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,17 @@ class SGD:
 
     def memory(self, parameters: Tensor) -> dict[str, Tensor]:
         """What the rule remembers from step to step, before the first."""
-        return {"velocity": torch.zeros_like(parameters)}
+        return {"pull": torch.zeros_like(parameters)} if self.momentum else {}
 
-    def direction(self, gradient: Tensor, memory: Memory) -> Tensor:
-        """v′, with the memory brought forward."""
-        velocity = memory["velocity"]
-        if not self.momentum:
-            return torch.mul(gradient, self.dampening - 1, out=velocity)
-        return velocity.mul_(self.momentum).sub_(gradient, alpha=1 - self.dampening)
+    def pull(self, gradient: Tensor, memory: Memory) -> Tensor:
+        """−v′, with the memory brought forward."""
+        if self.momentum:
+            return memory["pull"].mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
+        return gradient * (1 - self.dampening) if self.dampening else gradient
 
-    def snapshot(self, parameters: Tensor, gradient: Tensor, after: Tensor, lr: Tensor) -> Snapshot:
-        """What the observables are read from; `after` is v′."""
-        return Snapshot(parameters, gradient, after, lr, self.momentum, self.dampening)
+    def snapshot(self, parameters: Tensor, gradient: Tensor, pull: Tensor, lr: Tensor) -> Snapshot:
+        """What the sides are read from; both are even in the velocity."""
+        return Snapshot(parameters, gradient, pull, lr, self.momentum, self.dampening)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Adam:
         powers = parameters.new_ones((*parameters.shape[:-1], 2), dtype=torch.float64)
         return {**{name: torch.zeros_like(parameters) for name in names}, "powers": powers}
 
-    def direction(self, gradient: Tensor, memory: Memory) -> Tensor:
-        """v′, with the memory brought forward."""
+    def pull(self, gradient: Tensor, memory: Memory) -> Tensor:
+        """−v′, with the memory brought forward."""
         first, second = self.betas
         mean = memory["mean"].lerp_(gradient, 1 - first)
         square = memory["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
@@ -76,11 +76,11 @@ class Adam:
         powers[..., 1:].mul_(second)
         mean_bias, square_bias = (1 - powers).to(gradient.dtype).split(1, dim=-1)
         root = square.sqrt().div_(square_bias.sqrt()).add_(self.epsilon)
-        return mean.neg().div_(root).div_(mean_bias)
+        return (mean / mean_bias).div_(root)
 
-    def snapshot(self, parameters: Tensor, gradient: Tensor, after: Tensor, lr: Tensor) -> Snapshot:
-        """What the observables are read from; `after` is v′."""
-        return Snapshot(parameters, gradient, after, lr)
+    def snapshot(self, parameters: Tensor, gradient: Tensor, pull: Tensor, lr: Tensor) -> Snapshot:
+        """What the sides are read from."""
+        return Snapshot(parameters, gradient, -pull, lr)
 
 
 Rule = SGD | Adam
@@ -105,20 +105,19 @@ def update(flat: Flat, rule: Rule, weight_decay: float, loss: Tensor, row: Tenso
     """Make one step in place, and write what it measures into `row` (…, 4).
 
     Columns: both sides of the rule's relation; the loss as given; v·g with the velocity before the
-    step, zero where the rule has none. The loss and `row` are in double precision.
+    step, zero where the rule remembers none. The loss and `row` are in double precision.
 
     >>> flat = Flat(torch.ones(2), torch.tensor([1.0, 0.0]), torch.tensor(0.5), {})
-    >>> flat = flat._replace(memory=SGD().memory(flat.parameters))
     >>> row = torch.empty(4, dtype=torch.float64)
     >>> update(flat, SGD(), 0.0, row.new_tensor(3.0), row)
     >>> flat.parameters.tolist(), row.tolist()
     ([0.5, 1.0], [1.0, 0.25, 3.0, 0.0])
     """
     flat.gradient.add_(flat.parameters, alpha=weight_decay)
-    before = flat.memory.get("velocity")
-    work = torch.zeros_like(row[..., 3]) if before is None else inner(before, flat.gradient)
-    velocity = rule.direction(flat.gradient, flat.memory)
-    snapshot = rule.snapshot(flat.parameters, flat.gradient, velocity, flat.lr)
+    before = flat.memory.get("pull")
+    work = torch.zeros_like(loss) if before is None else -inner(before, flat.gradient)
+    pull = rule.pull(flat.gradient, flat.memory)
+    snapshot = rule.snapshot(flat.parameters, flat.gradient, pull, flat.lr)
     left, right = (side(snapshot) for side in rule.sides)
     torch.stack([left, right, loss, work], dim=-1, out=row)
-    flat.parameters.addcmul_(velocity, flat.lr.to(velocity.dtype).unsqueeze(-1))
+    flat.parameters.addcmul_(pull, flat.lr.to(pull.dtype).unsqueeze(-1), value=-1)
