@@ -247,6 +247,8 @@ class Profile:
 
     name: str
     runs: Mapping[str, Run]
+    threads: int | None = None
+    """Threads of torch on a CPU; None leaves its default."""
 
     def needed(self, panels: Iterable[str]) -> tuple[Run, ...]:
         """The runs that `panels` are drawn from and those that they start from, in order.
@@ -374,6 +376,9 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 sequence_seeds={"mlp": 4, "cnn": 4},
                 preset={"mlp": _preset(60), "cnn": _preset(20)},
             ),
+            # Digits are too small to share, and threads that wait for each other on a busy machine
+            # are many times slower than one.
+            threads=1,
         ),
     }
 )
@@ -393,4 +398,4 @@ def profile(name: str, epochs_scale: float = 1.0, seeds: int | None = None) -> P
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     whole = PROFILES[name]
     runs = {run.name: run.shortened(epochs_scale, seeds) for run in whole.runs.values()}
-    return Profile(name, MappingProxyType(runs))
+    return Profile(name, MappingProxyType(runs), whole.threads)

@@ -147,7 +147,7 @@ def _run(
     sets = {name: data.load(name, data_dir, progress=not console.quiet) for name in _data(todo)}
     failed: dict[str, str] = {}
     forecast = Forecast(todo)
-    with _bars(console) as bars:
+    with _threads(plan.threads), _bars(console) as bars:
         total = bars.add_task("all runs", total=sum(run.epochs for run in todo), left="")
         done = 0
         for run in todo:
@@ -206,6 +206,16 @@ def _refuse_others(out: Path, profile: str, overwrite: bool) -> None:
                 f"{profile!r}, or overwrite it"
             )
         path.unlink()
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
