@@ -41,7 +41,7 @@ class Fit:
     departures: tuple[Departure, ...]
     """One for each rate above the smallest."""
     shuffling: tuple[tuple[float, float], ...]
-    """(η, factor): what the ends of reshuffled epochs read of G; nan with momentum."""
+    """(η, factor): what the ends of reshuffled epochs show of G, at least; nan with momentum."""
     corrected: bool
     """Whether G was divided by these factors, as data taken from reshuffled epochs are."""
     left_out: tuple[float, ...]
@@ -70,10 +70,13 @@ class Fit:
         if self.shuffling and not math.isnan(self.shuffling[0][1]):
             lr, factor = self.shuffling[0]
             lines.append(
-                f"Read at the ends of reshuffled epochs G would be {100 * (1 - factor):.0f} % too "
+                f"Read at the ends of reshuffled epochs, G is up to {100 * (1 - factor):.0f} % too "
                 f"low at η = {lr:g}"
-                + (", and has been corrected for it." if self.corrected else "; this is not.")
-                + " (One mode with the curvature above; slower modes lose more.)"
+                + (
+                    "; it was divided by that, and the slope is an upper bound."
+                    if self.corrected
+                    else "; this reading, with independent batches, is not."
+                )
             )
         if self.left_out:
             rates = ", ".join(f"{lr:g}" for lr in self.left_out)
@@ -89,9 +92,11 @@ def fit(sweep: Sweep) -> Fit:
     as this does not depart from the mean of those before it, a test that errs in 5 % of the rates.
     To lowest order in η the slope is (1−ν)²Tr(HC̃)/(2(1−μ²)).
 
-    With reshuffled epochs and no momentum G is first divided by `epoch_end_factor` of a single
-    mode, whose curvature is solved for at each rate. Real spectra have slower modes, which lose
-    more, so that this corrects too little: `sampling="independent"` needs no correction.
+    With reshuffled epochs and no momentum G is first divided by F(h), `epoch_end_factor` of a
+    single mode whose curvature h is solved for at each rate. h·F(h) is a convex function of h, so
+    that by Jensen's inequality a spectrum of several curvatures loses less than one mode at their
+    mean: the true slope lies between the one without the correction and the one with it.
+    `sampling="independent"` needs none.
     """
     used = [rate for rate in sweep.rates if rate.equilibrated]
     if len(used) < 2:
