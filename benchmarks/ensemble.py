@@ -1,0 +1,226 @@
+"""How much sooner an ensemble of R replicas is done than R runs one after the other, on a CPU.
+
+All variants train the same models on the same data, one thread, interleaved: a round is an epoch
+of R replicas in each. The clock is the thread's own CPU time (what other processes do on the
+machine counts less); wall-clock ratios stand beside it.
+
+    python benchmarks/ensemble.py [--workload NAME ...] [--rounds N] [--out FILE]
+
+Rows of a table:
+    alone, again        R plain torch loops, each with `equilibrate.Monitor`: their ratio is noise
+    alone, bare         the same loops with no monitor, which measure nothing
+    ensemble            `equilibrate.Ensemble`, which measures what the monitor does and more
+    ensemble, vmap      the same with the network through `torch.func.vmap` as a whole
+    products            the matrix products of the networks and nothing else (MLPs only): no
+                        variant can do without them, so this bounds the speed-up
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from harness import Comparison, compare, interleave, write
+from torch import nn
+
+import equilibrate as eq
+from equilibrate.ensemble.network import Network
+from equilibrate.experiments.models import ARCHITECTURES, build
+
+BATCH = 100
+
+
+@dataclass(frozen=True)
+class Workload:
+    """R replicas of a model, and the steps of an epoch."""
+
+    model: str
+    sgd: dict[str, Any]
+    replicas: int = 8
+    steps: int = 20
+    rounds: int = 30
+
+
+WORKLOADS = {
+    "mlp": Workload("mlp", {"lr": 0.1, "weight_decay": 0.01}),
+    "cnn": Workload(
+        "cnn", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}, replicas=4, steps=3, rounds=10
+    ),
+    "digits-mlp": Workload("digits-mlp", {"lr": 0.1, "weight_decay": 0.01}),
+    "digits-cnn": Workload(
+        "digits-cnn", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}, rounds=20
+    ),
+}
+
+
+class Task:
+    """The models and data of a workload, the same for all variants."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        generator = torch.Generator().manual_seed(0)
+        examples = workload.steps * BATCH
+        shape = ARCHITECTURES[workload.model].input_shape
+        self.images = torch.randn(examples, *shape, generator=generator)
+        self.labels = torch.randint(10, (examples,), generator=generator)
+        self.seeds = range(workload.replicas)
+
+    def alone(self, watched: bool) -> Callable[[], None]:
+        """Loops that run one after the other."""
+        loops = []
+        for seed in self.seeds:
+            model = build(self.workload.model, seed)
+            optimizer = torch.optim.SGD(model.parameters(), **self.workload.sgd)
+            monitor = eq.Monitor(optimizer) if watched else None
+            loops.append((model, optimizer, monitor))
+
+        def run() -> None:
+            for model, optimizer, _ in loops:
+                for batch in torch.randperm(len(self.images)).split(BATCH):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(self.images[batch]), self.labels[batch]).backward()
+                    optimizer.step()
+
+        return run
+
+    def ensemble(self, explicit: bool) -> Callable[[], object]:
+        """All at once."""
+        models = [build(self.workload.model, seed) for seed in self.seeds]
+        ensemble = eq.Ensemble(
+            models, self.images, self.labels, seeds=self.seeds, **self.workload.sgd
+        )
+        if not explicit:
+            tensors, gradients = ensemble.parameters, ensemble._views(ensemble._flat.gradient)
+            ensemble._network = Network(
+                models[0], F.cross_entropy, tensors, gradients, explicit=False
+            )
+        return ensemble.run_epoch
+
+    def products(self) -> Callable[[], None]:
+        """Forward, weight gradient and, but for the first layer, input gradient."""
+        models = [build(self.workload.model, seed) for seed in self.seeds]
+        networks = [
+            [
+                (weight, torch.randn(BATCH, weight.shape[1]), torch.randn(BATCH, weight.shape[0]))
+                for weight in (m.weight.detach() for m in model if isinstance(m, nn.Linear))
+            ]
+            for model in models
+        ]
+
+        def run() -> None:
+            for layers in networks * self.workload.steps:
+                for k, (weight, inputs, outputs) in enumerate(layers):
+                    torch.mm(inputs, weight.T)
+                    torch.mm(outputs.T, inputs)
+                    if k:
+                        torch.mm(outputs, weight)
+
+        return run
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall-clock and CPU time of a step of one replica."""
+
+    wall: float
+    cpu: float
+
+
+def timed(run: Callable[[], object], steps: int) -> Callable[[], Seconds]:
+    """Measure `run`, which does so many steps of one replica."""
+
+    def measure() -> Seconds:
+        cpu, wall = time.thread_time(), time.perf_counter()
+        run()
+        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        return Seconds(wall / steps, cpu / steps)
+
+    run()  # not timed: the first time things are set up
+    return measure
+
+
+def run(workload: Workload) -> dict[str, Any]:
+    """Measure one workload."""
+    task = Task(workload)
+    variants = {
+        "alone": task.alone(watched=True),
+        "alone, again": task.alone(watched=True),
+        "alone, bare": task.alone(watched=False),
+        "ensemble": task.ensemble(explicit=True),
+        "ensemble, vmap": task.ensemble(explicit=False),
+    }
+    if not ARCHITECTURES[workload.model].convolutions:
+        variants["products"] = task.products()
+    steps = workload.steps * workload.replicas
+    measured = {name: timed(variant, steps) for name, variant in variants.items()}
+    rounds = interleave(measured, workload.rounds)
+    alone = rounds["alone"]
+    return {
+        "model": workload.model,
+        "replicas": workload.replicas,
+        "sgd": workload.sgd,
+        "rounds": workload.rounds,
+        "steps_a_round": workload.steps,
+        # How many times less a variant takes than runs one after the other.
+        "variants": {
+            name: {
+                "seconds": compare([t.cpu for t in times], [t.cpu for t in alone]),
+                "speedup_cpu": compare([t.cpu for t in alone], [t.cpu for t in times]),
+                "speedup_wall": compare([t.wall for t in alone], [t.wall for t in times]),
+            }
+            for name, times in rounds.items()
+        },
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """One workload as a table of Markdown."""
+    settings = ", ".join(f"{key} {value:g}" for key, value in result["sgd"].items())
+    lines = [
+        f"**{result['model']}**, {result['replicas']} replicas, batch {BATCH}, {settings}; "
+        f"{result['rounds']} rounds of {result['steps_a_round']} steps",
+        "",
+        "| | CPU ms a replica and step (quartiles) | times faster, CPU | times faster, wall |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, row in result["variants"].items():
+        seconds = row["seconds"]
+        low, high = (1e3 * q for q in seconds.quartiles)
+        lines.append(
+            f"| {name} | {1e3 * seconds.median:.3f} ({low:.3f} to {high:.3f}) "
+            f"| {_ratio(row['speedup_cpu'])} | {_ratio(row['speedup_wall'])} |"
+        )
+    return "\n".join(lines)
+
+
+def _ratio(c: Comparison) -> str:
+    low, high = c.ratio_interval
+    return f"{c.ratio:.2f} ({low:.2f} to {high:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, help="instead of each workload's own number")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "ensemble.json"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {}
+    for name in options.workload:
+        workload = WORKLOADS[name]
+        results[name] = run(replace(workload, rounds=options.rounds or workload.rounds))
+        print(table(results[name]), end="\n\n", flush=True)
+    write(options.out, results)
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
