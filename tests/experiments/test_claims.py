@@ -208,6 +208,13 @@ def test_a_stopped_run_neither_confirms_nor_refutes_the_end(tmp_path):
     assert "mlp-schedules: 300 of 400 epochs" in claim.remark
 
 
+def test_a_stopped_sequence_does_not_speak_for_every_rate(tmp_path):
+    sides(PAPER["mlp-sequence"], tmp_path, upto=1200)
+    claim = verdicts(tmp_path)["sequence-meet-mlp"]
+    assert claim.measured == pytest.approx(0.01, abs=0.01)
+    assert claim.verdict == "not tested at this scale"
+
+
 def test_other_data_test_only_what_is_general(tmp_path):
     ranked = {"preset": 0.72, "adaptive": 0.721, "eager": 0.70, "amsgrad": 0.69, "adam": 0.68}
     performance("mlp", tmp_path, ranked, profile="quick")

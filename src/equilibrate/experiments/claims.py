@@ -127,7 +127,7 @@ def _hold(s: _Statement, results: Results) -> Claim:
     if elsewhere and not s.general:
         remark = f"measured on {mine[0].run.task.data}; the claim is about the paper's own data"
         return claim(finding, "not tested at this scale", remark)
-    if short and not (s.general and decided):
+    if short and not (s.general and decided and all(r.finished for r in mine)):
         return claim(finding, "not tested at this scale", f"incomplete – {'; '.join(short)}")
     if decided is None:
         few = math.isnan(finding.measured.half_width)

@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from equilibrate import records, report
@@ -156,10 +156,10 @@ def _run(
                 continue
             bar = bars.add_task(run.name, total=run.epochs, left="")
 
-            def progress(epoch: int, run: Run = run, bar: object = bar, done: int = done) -> None:
+            def progress(epoch: int, run: Run = run, bar: TaskID = bar, done: int = done) -> None:
                 forecast.note(run.name, epoch, time.monotonic())
                 own = spoken(forecast.left(run.name))
-                bars.update(bar, completed=epoch, left=own)  # pyright: ignore[reportArgumentType]
+                bars.update(bar, completed=epoch, left=own)
                 bars.update(total, completed=done + epoch, left=spoken(forecast.left()))
 
             try:
