@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import torch
 
 
-def exact_second_left(inputs, targets, lr, momentum, dampening, batch) -> tuple[float, float]:
-    """(1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩ and (η/2)⟨v′ᵀHv′⟩ of linear regression on a few examples.
+class Exact(NamedTuple):
+    """Both sides of FDR2, (1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩ and (η/2)⟨v′ᵀHv′⟩, and ⟨Tr C̃⟩."""
+
+    left: float
+    right: float
+    noise_trace: float
+
+
+def exact_averages(inputs, targets, lr, momentum, dampening, batch) -> Exact:
+    """Stationary averages of linear regression on a few examples.
 
     Every mini-batch B maps z = (θ−θ*, v) to A_B z + c_B, and the stationary covariance solves the
     linear equation S = ⟦A_B S A_Bᵀ + c_B c_Bᵀ⟧, over all mini-batches counted out.
@@ -20,9 +29,11 @@ def exact_second_left(inputs, targets, lr, momentum, dampening, batch) -> tuple[
     carry = torch.zeros((2 * d) ** 2, (2 * d) ** 2).double()
     kick = torch.zeros(2 * d, 2 * d).double()
     every = list(itertools.combinations(range(n), batch))
+    parts = []
     for chosen in every:
         x, y = inputs[list(chosen)], targets[list(chosen), 0]
         h, g = x.T @ x / batch, x.T @ (x @ optimum - y) / batch
+        parts.append((h, g))
         velocity = torch.cat([-(1 - dampening) * h, momentum * one], dim=1)
         position = torch.cat([one, torch.zeros_like(one)], dim=1) + lr * velocity
         a = torch.cat([position, velocity])
@@ -33,7 +44,8 @@ def exact_second_left(inputs, targets, lr, momentum, dampening, batch) -> tuple[
     s = s.view(2 * d, 2 * d)
     left = (1 - dampening) * (hessian @ s[:d, :d] @ hessian).trace()
     left -= momentum * (hessian @ s[:d, d:]).trace()
-    return left.item(), (lr / 2 * (hessian @ s[d:, d:]).trace()).item()
+    noise = sum((h @ s[:d, :d] @ h).trace() + g @ g for h, g in parts) / len(every)
+    return Exact(left.item(), (lr / 2 * (hessian @ s[d:, d:]).trace()).item(), float(noise))
 
 
 def half_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

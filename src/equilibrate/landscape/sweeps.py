@@ -30,8 +30,6 @@ class RateReading:
     lr: float
     second_left: tuple[float, ...]
     """(1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩, the paper's O_FB; G(η) without momentum."""
-    successive: tuple[float, ...] | None
-    """The same from successive mini-batch gradients, where these are independent and μ = 0."""
     noise_trace: tuple[float, ...]
     """⟨Tr C̃⟩."""
     residual: float
@@ -187,12 +185,9 @@ class _AtOneRate:
         )
         # Appendix A (redundant1), traced and solved for C̃.
         noise = ((1 - e.momentum**2) * speed + 2 * e.momentum * keep * push) / keep**2
-        # Without momentum v is −(1−ν) times the gradient before.
-        fresh = e.momentum == 0 and e.sampling == "independent"
         return RateReading(
             lr,
             tuple((keep * full - e.momentum * push).tolist()),
-            tuple(push.tolist()) if fresh else None,
             tuple(noise.tolist()),
             self._residual(window),
             waited,
