@@ -20,6 +20,7 @@ __all__ = ["Precision", "conv_relu_pool", "conv_relu_pool_reference", "why_not_f
 Precision = Literal["tf32", "tf32x3", "ieee"]
 """How products of float32 are formed: one TF32 product, three that carry float32, or plain FMA."""
 
+HAS_TRITON = find_spec("triton") is not None
 LIMITS = {"channels": 64, "outputs": 64, "filter": 7}
 """Largest sizes the kernels keep in registers."""
 
@@ -56,7 +57,7 @@ def why_not_fused(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
             return f"{name} {size} is odd"
     if any(t.dtype != torch.float32 for t in (x, weight, bias)):
         return f"dtypes are {x.dtype}, {weight.dtype}, {bias.dtype}, not float32"
-    if find_spec("triton") is None:
+    if not HAS_TRITON:
         return "triton is not installed"
     return None
 
@@ -123,8 +124,7 @@ def _forward(
     from . import _launch
 
     g = Geometry.of(weight, x=x)
-    packed = _launch.pack(x, g, precision)
-    y, argmax = _launch.forward(packed, weight, bias, g, precision)
+    y, argmax, packed = _launch.forward(x, weight, bias, g, precision)
     return _channels_first(y), argmax, packed
 
 
@@ -138,12 +138,15 @@ def _weight_gradient(
     return _launch.weight_gradient(packed, grad, argmax, g, precision)
 
 
-@torch.library.custom_op("equilibrate::conv_relu_pool_input_gradient", mutates_args=())
-def _input_gradient(weight: Tensor, grad: Tensor, argmax: Tensor, precision: str) -> Tensor:
+@torch.library.custom_op("equilibrate::conv_relu_pool_gradients", mutates_args=())
+def _gradients(
+    packed: Tensor, grad: Tensor, argmax: Tensor, weight: Tensor, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
     from . import _launch
 
     g = Geometry.of(weight, y=grad)
-    return _channels_first(_launch.input_gradient(weight, grad, argmax, g, precision))
+    grad_x, *parameters = _launch.gradients(packed, grad, argmax, weight, g, precision)
+    return _channels_first(grad_x), *parameters
 
 
 @_forward.register_fake
@@ -160,27 +163,29 @@ def _(
     return weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
 
 
-@_input_gradient.register_fake
-def _(weight: Tensor, grad: Tensor, argmax: Tensor, precision: str) -> Tensor:
+@_gradients.register_fake
+def _(
+    packed: Tensor, grad: Tensor, argmax: Tensor, weight: Tensor, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
     g = Geometry.of(weight, y=grad)
-    return _channels_first(weight.new_empty(g.image_shape))
+    grad_x = _channels_first(weight.new_empty(g.image_shape))
+    return grad_x, weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, weight, _, ctx.precision = inputs
     _, argmax, packed = output
     ctx.mark_non_differentiable(argmax, packed)
+    ctx.set_materialize_grads(False)  # `packed` is large
     ctx.save_for_backward(weight, argmax, packed)
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     weight, argmax, packed = ctx.saved_tensors
-    grad_x = grad_weight = grad_bias = None
+    operands = (packed, grad, argmax, weight, ctx.precision)
     if ctx.needs_input_grad[0]:
-        grad_x = _input_gradient(weight, grad, argmax, ctx.precision)
-    if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-        grad_weight, grad_bias = _weight_gradient(packed, grad, argmax, weight, ctx.precision)
-    return grad_x, grad_weight, grad_bias, None
+        return *_gradients(*operands), None
+    return None, *_weight_gradient(*operands), None
 
 
 _forward.register_autograd(_backward, setup_context=_save)

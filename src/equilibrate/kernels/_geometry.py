@@ -29,7 +29,7 @@ class Geometry:
     @property
     def padded_channels(self) -> int:
         """Channels of the packed image: 16-byte loads need a multiple of 4."""
-        return -(-self.channels // 4) * 4
+        return blocks(self.channels, 4) * 4
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -64,6 +64,16 @@ class Geometry:
         return (self.filter // 2 + 1) // 2
 
 
+def blocks(count: int, size: int) -> int:
+    """How many blocks of `size` cover `count`."""
+    return -(-count // size)
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << (count - 1).bit_length()
+
+
 def main_and_tail(count: int) -> tuple[int, int]:
     """Two powers of two, or one and 0, that cover `count` with the fewest left over.
 
@@ -74,5 +84,5 @@ def main_and_tail(count: int) -> tuple[int, int]:
     rest = max(0, count - main)
     if rest == 0:
         return main, 0
-    tail = max(4, 1 << (rest - 1).bit_length())
+    tail = max(4, power_of_two(rest))
     return (main, tail) if tail < main else (2 * main, 0)

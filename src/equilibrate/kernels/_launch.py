@@ -1,16 +1,23 @@
-"""Shapes, buffers and grids of the Triton kernels (only imported where Triton is)."""
+"""Buffers, grids and streams of the Triton kernels (only imported where Triton is)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _triton as kernels
-from ._geometry import Geometry, main_and_tail
+from ._geometry import Geometry, blocks, main_and_tail, power_of_two
 
 BLOCK = 512
 """Entries a program of the elementwise kernels handles; its choice hardly matters."""
+PIXELS = 128
+"""Pixels a program of the repacking kernels handles; likewise."""
+CHIP = 132
+"""Programs that fill the chip: a fixed number, so that sums have one order on every machine."""
 
 
 @dataclass(frozen=True)
@@ -22,142 +29,218 @@ class Tile:
     warps: int
     stages: int
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What Triton's launcher wants to know."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
 
 def forward_tile(g: Geometry) -> Tile:
     """Block shape of the forward product."""
-    return Tile(m=128, k=32, warps=4, stages=2)
+    m = 128 if g.replicas * g.pooled >= 128 * CHIP else 64
+    return Tile(m=m, k=32, warps=4, stages=2 if g.patch <= 192 else 4)
 
 
 def weight_gradient_tile(g: Geometry) -> tuple[Tile, int]:
-    """Block shape of the weight gradient and into how many summands a replica's batch is split."""
-    return Tile(m=64, k=64, warps=4, stages=2), 8
+    """Block shape of the weight gradient and into how many summands a replica's batch is split.
+
+    With fewer than four warps Triton takes the older matrix instructions, which read operands in
+    any order; the newer ones want both transposed, and a slow fence after it.
+    """
+    tile = Tile(m=16, k=64, warps=2, stages=1)
+    splits = round(5 * CHIP / (g.replicas * blocks(g.patch, tile.k)))
+    return tile, min(max(1, splits), 32)
 
 
 def input_gradient_tile(g: Geometry) -> Tile:
     """Block shape of the input gradient (its k follows from the channels)."""
-    return Tile(m=128, k=0, warps=4, stages=2)
+    m = 128 if g.replicas * g.pooled >= 128 * CHIP else 64
+    return Tile(m=m, k=16, warps=4, stages=3)
 
 
-def _blocks(count: int, size: int) -> int:
-    return -(-count // size)
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
-def _options(tile: Tile) -> dict[str, Any]:
-    return {"num_warps": tile.warps, "num_stages": tile.stages}
+@contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """Launch on a second stream, after what is queued so far; `_join` waits for it.
+
+    Two kernels side by side fill what each would leave idle. Memory is taken before, on the main
+    stream, so that the allocator need not know of the second one.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = _second_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
 
 
-def pack(x: Tensor, g: Geometry, precision: str) -> Tensor:
-    """Images as the products read them: channels last, a border of zeros, rounded for TF32."""
-    packed = x.new_empty(g.packed_shape)
-    pixels = packed[0, ..., 0].numel()
-    kernels.pack_kernel[(_blocks(pixels, 128), g.replicas)](
-        x, packed, *x.stride(), pixels,
-        C=g.channels, CP=g.padded_channels, CB=1 << (g.padded_channels - 1).bit_length(),
-        H=g.height, W=g.width, PAD=g.filter // 2, ROUND=precision == "tf32", BLOCK=128,
-    )  # fmt: skip
-    return packed
+def _join(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_second_stream(device))
 
 
-def _channels_last(grad: Tensor) -> Tensor:
-    return grad.permute(0, 1, 3, 4, 2).contiguous()
-
-
-def _inner_contiguous(weight: Tensor) -> Tensor:
-    return weight if weight[0].is_contiguous() else weight.contiguous()
+def _rows_contiguous(parameter: Tensor) -> Tensor:
+    """The parameter of all replicas, each replica's part contiguous (a slice of θ is)."""
+    return parameter if parameter[0].is_contiguous() else parameter.contiguous()
 
 
 def forward(
-    packed: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    g: Geometry,
-    precision: str,
-    tile: Tile | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Pooled activations and where each maximum sat (4: ReLU dead), both channels last."""
+    x: Tensor, weight: Tensor, bias: Tensor, g: Geometry, precision: str, tile: Tile | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pooled activations, where each maximum sat (4: ReLU dead), and the packed images."""
     tile = tile or forward_tile(g)
     main, tail = main_and_tail(g.outputs)
-    columns, depth = 4 * (main + tail), _blocks(g.patch, tile.k) * tile.k
-    filters = packed.new_empty(g.replicas, columns, depth)
-    weight = _inner_contiguous(weight)
-    kernels.expand_filters_kernel[(_blocks(columns * depth, BLOCK), g.replicas)](
-        weight, filters, weight.stride(0),
-        O=g.outputs, C=g.channels, CP=g.padded_channels, F=g.filter, N=columns, KP=depth,
-        ROUND=precision == "tf32", BLOCK=BLOCK,
+    columns, depth = 4 * (main + tail), blocks(g.patch, tile.k) * tile.k
+    weight, bias = _rows_contiguous(weight), _rows_contiguous(bias)
+    filters = x.new_empty(g.replicas, columns, depth)
+    packed = x.new_empty(g.packed_shape)
+    y = x.new_empty(g.pooled_shape)
+    argmax = x.new_empty(g.pooled_shape, dtype=torch.uint8)
+    with _beside(x.device):
+        kernels.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
+            weight, filters, weight.stride(0),
+            O=g.outputs, C=g.channels, CP=g.padded_channels, F=g.filter, N=columns, KP=depth,
+            ROUND=precision == "tf32", BLOCK=BLOCK,
+        )  # fmt: skip
+    pixels = packed[0, ..., 0].numel()
+    kernels.pack_kernel[(blocks(pixels, PIXELS), g.replicas)](
+        x, packed, *x.stride(), pixels,
+        C=g.channels, CP=g.padded_channels, CB=power_of_two(g.padded_channels),
+        H=g.height, W=g.width, PAD=g.filter // 2, ROUND=precision == "tf32", BLOCK=PIXELS,
     )  # fmt: skip
-    y = packed.new_empty(g.pooled_shape)
-    argmax = torch.empty(g.pooled_shape, dtype=torch.uint8, device=packed.device)
-    bias = _inner_contiguous(bias)
-    kernels.forward_kernel[(_blocks(g.pooled, tile.m), g.replicas)](
+    _join(x.device)
+    kernels.forward_kernel[(blocks(g.pooled, tile.m), g.replicas)](
         packed, filters, bias, y, argmax, bias.stride(0), g.pooled,
         O=g.outputs, O_MAIN=main, O_TAIL=tail, CP=g.padded_channels,
         H=g.height, W=g.width, F=g.filter, KP=depth, BM=tile.m, BK=tile.k, PRECISION=precision,
-        **_options(tile),
+        **tile.options,
     )  # fmt: skip
-    return y, argmax
+    return y, argmax, packed
 
 
 def weight_gradient(
-    packed: Tensor,
-    grad: Tensor,
-    argmax: Tensor,
-    g: Geometry,
-    precision: str,
-    tile: Tile | None = None,
-    splits: int | None = None,
+    packed: Tensor, grad: Tensor, argmax: Tensor, g: Geometry, precision: str
 ) -> tuple[Tensor, Tensor]:
+    """Gradients of weight and bias."""
+    tagged, sums = _tag(grad, argmax, g, precision, border=0)
+    product = WeightGradient(packed, tagged, sums, g)
+    product.launch(precision)
+    return product.weight, product.bias
+
+
+def gradients(
+    packed: Tensor, grad: Tensor, argmax: Tensor, weight: Tensor, g: Geometry, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the images (channels last), weight and bias."""
+    images = InputGradient(weight, g)
+    with _beside(grad.device):
+        images.expand(precision)
+    tagged, sums = _tag(grad, argmax, g, precision, border=g.reach)
+    _join(grad.device)
+    product = WeightGradient(packed, tagged, sums, g)
+    with _beside(grad.device):
+        product.launch(precision)
+    images.launch(tagged, precision)
+    _join(grad.device)
+    return images.x, product.weight, product.bias
+
+
+def _tag(
+    grad: Tensor, argmax: Tensor, g: Geometry, precision: str, border: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients as the products read them, and summands of the bias gradient.
+
+    Each gradient carries its maximum's position; around each image lies a border of zeros.
+    """
+    channels = sum(main_and_tail(g.outputs))
+    height, width = g.height // 2, g.width // 2
+    tagged = grad.new_empty(g.replicas, g.batch, height + 2 * border, width + 2 * border, channels)
+    pixels = tagged[0, ..., 0].numel()
+    sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS), g.outputs)
+    kernels.tag_kernel[(sums.shape[1], g.replicas)](
+        grad, argmax, tagged, sums, *grad.stride(), pixels,
+        O=g.outputs, OP=channels, OB=power_of_two(channels), H2=height, W2=width,
+        BORDER=border, ROUND=precision == "tf32", BLOCK=PIXELS,
+    )  # fmt: skip
+    return tagged, sums
+
+
+class WeightGradient:
     """Gradients of weight and bias: partial sums, then their sum in a fixed order."""
-    if tile is None or splits is None:
-        tile, splits = weight_gradient_tile(g)
-    main, tail = main_and_tail(g.outputs)
-    steps = _blocks(_blocks(g.pooled, tile.m), splits)
-    splits = _blocks(g.pooled, steps * tile.m)
-    partial = packed.new_empty(splits, g.replicas, g.patch, 4 * (main + tail))
-    partial_bias = packed.new_empty(splits, g.replicas, 4 * (main + tail))
-    kernels.weight_gradient_kernel[(_blocks(g.patch, tile.k), splits, g.replicas)](
-        packed, _channels_last(grad), argmax, partial, partial_bias, g.pooled,
-        O=g.outputs, O_MAIN=main, O_TAIL=tail, CP=g.padded_channels,
-        H=g.height, W=g.width, F=g.filter, STEPS=steps, BM=tile.m, BK=tile.k,
-        ROUND=precision == "tf32", PRECISION=precision, **_options(tile),
-    )  # fmt: skip
-    grad_weight = packed.new_empty(g.replicas, g.outputs, g.channels, g.filter, g.filter)
-    grad_bias = packed.new_empty(g.replicas, g.outputs)
-    block = 128
-    kernels.fold_kernel[(_blocks(grad_weight[0].numel(), block), g.replicas)](
-        partial, partial_bias, grad_weight, grad_bias,
-        O=g.outputs, O_MAIN=main, O_TAIL=tail, C=g.channels, CP=g.padded_channels, F=g.filter,
-        SPLITS=splits, BLOCK=block,
-    )  # fmt: skip
-    return grad_weight, grad_bias
+
+    def __init__(
+        self,
+        packed: Tensor,
+        tagged: Tensor,
+        sums: Tensor,
+        g: Geometry,
+        tile: Tile | None = None,
+        splits: int | None = None,
+    ) -> None:
+        if tile is None or splits is None:
+            tile, splits = weight_gradient_tile(g)
+        self.packed, self.tagged, self.sums, self.g, self.tile = packed, tagged, sums, g, tile
+        self.main, self.tail = main_and_tail(g.outputs)
+        self.steps = blocks(blocks(g.pooled, tile.m), splits)
+        self.splits = blocks(g.pooled, self.steps * tile.m)
+        columns = 4 * (self.main + self.tail)
+        self.partial = packed.new_empty(self.splits, g.replicas, g.patch, columns)
+        self.weight = packed.new_empty(g.replicas, g.outputs, g.channels, g.filter, g.filter)
+        self.bias = packed.new_empty(g.replicas, g.outputs)
+
+    def launch(self, precision: str) -> None:
+        """Fill `weight` and `bias`."""
+        g, tile = self.g, self.tile
+        image, width = g.pooled // g.batch, g.width // 2
+        whole = tile.m % image == 0 or (image % tile.m == 0 and tile.m % width == 0)
+        kernels.weight_gradient_kernel[(blocks(g.patch, tile.k), self.splits, g.replicas)](
+            self.packed, self.tagged, self.partial, g.pooled,
+            O_MAIN=self.main, O_TAIL=self.tail, CP=g.padded_channels, H=g.height, W=g.width,
+            F=g.filter, BORDER=(self.tagged.shape[2] - g.height // 2) // 2, STEPS=self.steps,
+            BM=tile.m, BK=tile.k, ALIGNED=whole and g.pooled % tile.m == 0,
+            ROUND=precision == "tf32", PRECISION=precision, **tile.options,
+        )  # fmt: skip
+        block = 128
+        kernels.fold_kernel[(blocks(self.weight[0].numel(), block), g.replicas)](
+            self.partial, self.sums, self.weight, self.bias,
+            O=g.outputs, O_MAIN=self.main, O_TAIL=self.tail, OB=power_of_two(g.outputs),
+            C=g.channels, CP=g.padded_channels, F=g.filter,
+            SPLITS=self.splits, SHARES=self.sums.shape[1], BLOCK=block,
+        )  # fmt: skip
 
 
-def input_gradient(
-    weight: Tensor,
-    grad: Tensor,
-    argmax: Tensor,
-    g: Geometry,
-    precision: str,
-    tile: Tile | None = None,
-) -> Tensor:
+class InputGradient:
     """Gradient of the images, channels last."""
-    tile = tile or input_gradient_tile(g)
-    main, tail = main_and_tail(g.outputs)
-    channels_main, channels_tail = main_and_tail(g.channels)
-    columns = 4 * (channels_main + channels_tail)
-    depth = (2 * g.reach + 1) ** 2 * 4 * (main + tail)
-    blocks: dict[str, Any] = dict(
-        O=g.outputs, O_MAIN=main, O_TAIL=tail,
-        C=g.channels, C_MAIN=channels_main, C_TAIL=channels_tail,
-        REACH=g.reach, ROUND=precision == "tf32",
-    )  # fmt: skip
-    filters = weight.new_empty(g.replicas, columns, depth)
-    weight = _inner_contiguous(weight)
-    kernels.expand_transpose_kernel[(_blocks(columns * depth, BLOCK), g.replicas)](
-        weight, filters, weight.stride(0), F=g.filter, BLOCK=BLOCK, **blocks
-    )
-    grad_x = weight.new_empty(g.image_shape)
-    kernels.input_gradient_kernel[(_blocks(g.pooled, tile.m), g.replicas)](
-        filters, _channels_last(grad), argmax, grad_x, g.pooled,
-        H=g.height, W=g.width, BM=tile.m, PRECISION=precision, **blocks, **_options(tile),
-    )  # fmt: skip
-    return grad_x
+
+    def __init__(self, weight: Tensor, g: Geometry, tile: Tile | None = None) -> None:
+        self.given, self.g, self.tile = _rows_contiguous(weight), g, tile or input_gradient_tile(g)
+        main, tail = main_and_tail(g.outputs)
+        channels_main, channels_tail = main_and_tail(g.channels)
+        self.sizes: dict[str, Any] = {
+            "O_MAIN": main, "O_TAIL": tail,
+            "C": g.channels, "C_MAIN": channels_main, "C_TAIL": channels_tail, "REACH": g.reach,
+        }  # fmt: skip
+        depth = (2 * g.reach + 1) ** 2 * 4 * (main + tail)
+        self.filters = weight.new_empty(g.replicas, 4 * (channels_main + channels_tail), depth)
+        self.x = weight.new_empty(g.image_shape)
+
+    def expand(self, precision: str) -> None:
+        """Lay the weights out as the product reads them."""
+        g = self.g
+        kernels.expand_transpose_kernel[(blocks(self.filters[0].numel(), BLOCK), g.replicas)](
+            self.given, self.filters, self.given.stride(0),
+            O=g.outputs, F=g.filter, ROUND=precision == "tf32", BLOCK=BLOCK, **self.sizes,
+        )  # fmt: skip
+
+    def launch(self, tagged: Tensor, precision: str) -> None:
+        """Fill `x`, from tagged gradients with a border of `g.reach`."""
+        g, tile = self.g, self.tile
+        kernels.input_gradient_kernel[(blocks(g.pooled, tile.m), g.replicas)](
+            self.filters, tagged, self.x, g.pooled,
+            H=g.height, W=g.width, BM=tile.m, PRECISION=precision, **self.sizes, **tile.options,
+        )  # fmt: skip

@@ -21,11 +21,17 @@ import triton.language as tl
 
 
 @triton.jit
-def round_to_tf32(v):
-    """Nearest TF32 value: the tensor cores cut the low 13 bits off, which would bias every product."""
+def round_mantissa(v, BITS: tl.constexpr):
+    """Clear the lowest bits of a float32, rounding to nearest."""
     bits = v.to(tl.int32, bitcast=True)
-    rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return tl.where(v == v, rounded, v)
+    rounded = (bits + (1 << (BITS - 1))) & -(1 << BITS)
+    return tl.where(v == v, rounded.to(tl.float32, bitcast=True), v)
+
+
+@triton.jit
+def round_to_tf32(v):
+    """Nearest TF32 value: the tensor cores cut 13 bits off, which would bias every product."""
+    return round_mantissa(v, 13)
 
 
 @triton.jit
@@ -52,6 +58,41 @@ def pack_kernel(
         v = round_to_tf32(v)
     target = packed + r * pixels * CP + pixel[:, None] * CP + c[None, :]
     tl.store(target, v, mask=(pixel < pixels)[:, None] & (c < CP)[None, :])
+
+
+@triton.jit
+def tag_kernel(
+    grad, argmax, tagged, sums, stride_r, stride_b, stride_o, stride_y, stride_x, pixels,
+    O: tl.constexpr, OP: tl.constexpr, OB: tl.constexpr, H2: tl.constexpr, W2: tl.constexpr,
+    BORDER: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Put each gradient and the position of its maximum into one word, channels last, bordered by 0.
+
+    The position takes the lowest two bits, which TF32 does not see; else the rest is rounded to 22.
+    A dead ReLU's gradient is 0. `sums` gets each program's share of the bias gradient.
+    """
+    r = tl.program_id(1).to(tl.int64)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    o = tl.arange(0, OB)
+    HP: tl.constexpr = H2 + 2 * BORDER
+    WP: tl.constexpr = W2 + 2 * BORDER
+    b = pixel // (HP * WP)
+    qy = pixel // WP % HP - BORDER
+    qx = pixel % WP - BORDER
+    inside = (pixel < pixels) & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
+    mask = inside[:, None] & (o < O)[None, :]
+    source = grad + r * stride_r + b * stride_b + qy * stride_y + qx * stride_x
+    g = tl.load(source[:, None] + o[None, :] * stride_o, mask=mask, other=0.0)
+    images = pixels // (HP * WP)
+    index = argmax + ((r * images + b) * (H2 * W2) + qy * W2 + qx) * O
+    i = tl.load(index[:, None] + o[None, :], mask=mask, other=4).to(tl.int32)
+    g = tl.where(i < 4, g, 0.0)
+    share = sums + (r * tl.num_programs(0) + tl.program_id(0)) * O
+    tl.store(share + o, tl.sum(g, axis=0), mask=o < O)
+    v = round_mantissa(g, 13 if ROUND else 2)
+    v = ((v.to(tl.int32, bitcast=True) & -4) | (i & 3)).to(tl.float32, bitcast=True)
+    target = tagged + r * pixels * OP + pixel[:, None] * OP + o[None, :]
+    tl.store(target, v, mask=(pixel < pixels)[:, None] & (o < OP)[None, :])
 
 
 @triton.jit
@@ -188,90 +229,134 @@ def forward_kernel(
 
 
 @triton.jit
-def load_scattered(
-    grad, argmax, row, inside, n,
-    O: tl.constexpr, FIRST: tl.constexpr, BO: tl.constexpr, ROUND: tl.constexpr,
+def where_tagged(t, p):
+    """The tagged gradients t whose maximum sat at position p, else 0; the tag is taken off."""
+    bits = t.to(tl.int32, bitcast=True) ^ p
+    return tl.where((bits & 3) == 0, bits, 0).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pooled_pixel(row, H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr):
+    """Which pixel of the bordered pooled images is pooled pixel `row`."""
+    HP: tl.constexpr = H2 + 2 * BORDER
+    WP: tl.constexpr = W2 + 2 * BORDER
+    return (row // (H2 * W2) * HP + row // W2 % H2 + BORDER) * WP + row % W2 + BORDER
+
+
+@triton.jit
+def patch_start(row, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
+    """Which pixel of the packed images is the first of the patch under pooled pixel `row`."""
+    HP: tl.constexpr = H + F // 2 * 2
+    WP: tl.constexpr = W + F // 2 * 2
+    H2: tl.constexpr = H // 2
+    W2: tl.constexpr = W // 2
+    return (row // (H2 * W2) * HP + row // W2 % H2 * 2) * WP + row % W2 * 2
+
+
+@triton.jit
+def locate(
+    m, M, CP: tl.constexpr, OP: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
+    BORDER: tl.constexpr, BM: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """S[row, n], n = p·BO + (o − FIRST): the gradient where its maximum came from, else 0."""
-    o = FIRST + n % BO
-    offset = row[:, None] * O + o[None, :]
-    mask = inside[:, None]
-    if FIRST + BO > O:
-        mask = mask & (o < O)[None, :]
-    g = tl.load(grad + offset, mask=mask, other=0.0)
-    i = tl.load(argmax + offset, mask=mask, other=4)
-    s = tl.where(i == (n // BO)[None, :], g, 0.0)
-    return round_to_tf32(s) if ROUND else s
+    """Where patches and gradients of the BM pooled pixels from m on begin, and which of them exist.
+
+    ALIGNED promises that M is a multiple of BM and that a block ends no row or image half way, or
+    is made of whole images: then its pixels lie where its first does, plus constants, and a loop
+    needs no divisions.
+    """
+    H2: tl.constexpr = H // 2
+    W2: tl.constexpr = W // 2
+    row = tl.arange(0, BM)
+    if ALIGNED:
+        first = tl.minimum(m, M - BM).to(tl.uint32)
+        row = row.to(tl.uint32)
+        patch = patch_start(row, H, W, F) * CP + patch_start(first, H, W, F) * CP
+        pixel = pooled_pixel(row, H2, W2, BORDER) * OP + pooled_pixel(first, H2, W2, BORDER) * OP
+        pixel -= (BORDER * (W2 + 2 * BORDER) + BORDER) * OP
+        inside = tl.full((BM,), m, tl.int32) < M
+    else:
+        inside = m + row < M
+        row = tl.minimum(m + row, M - 1).to(tl.uint32)
+        patch = patch_start(row, H, W, F) * CP
+        pixel = pooled_pixel(row, H2, W2, BORDER) * OP
+    return patch, pixel, inside
+
+
+@triton.jit
+def load_patches(packed, patch, offset, k, K: tl.constexpr, MASKED: tl.constexpr):
+    """Entries k of patches that begin at `patch`."""
+    source = packed + patch[:, None] + offset[None, :]
+    if MASKED:
+        a = tl.load(source, mask=(k < K)[None, :], other=0.0)
+    else:
+        a = tl.load(source)
+    return a
 
 
 @triton.jit
 def weight_gradient_kernel(
-    packed, grad, argmax, partial, partial_bias, M,
-    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
-    H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
-    STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    packed, tagged, partial, M,
+    O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, BORDER: tl.constexpr,
+    STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ALIGNED: tl.constexpr,
     ROUND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """D[k, (p, o)] over STEPS·BM pooled pixels: a summand of its own, so that the sum has one order."""
-    PAD: tl.constexpr = F // 2
-    HP: tl.constexpr = H + 2 * PAD
-    WP: tl.constexpr = W + 2 * PAD
+    """D[k, (p, o)] over STEPS·BM pooled pixels: one summand, so that the sum has a fixed order."""
     H2: tl.constexpr = H // 2
     W2: tl.constexpr = W // 2
+    OP: tl.constexpr = O_MAIN + O_TAIL
     K: tl.constexpr = (F + 1) * (F + 1) * CP
     N_MAIN: tl.constexpr = 4 * O_MAIN
     N_TAIL: tl.constexpr = 4 * O_TAIL
     split = tl.program_id(1)
     r = tl.program_id(2).to(tl.int64)
+    images = M // (H2 * W2)
+    packed += r * images * ((H + F // 2 * 2) * (W + F // 2 * 2) * CP)
+    tagged += r * images * ((H2 + 2 * BORDER) * (W2 + 2 * BORDER) * OP)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
-    offset = patch_offset(k, CP, WP, F)
-    packed += r * (M // (H2 * W2) * (HP * WP * CP))
-    grad += r * M * O
-    argmax += r * M * O
+    offset = patch_offset(k, CP, W + F // 2 * 2, F)
     n = tl.arange(0, N_MAIN)
+    o = n % O_MAIN
     acc = tl.zeros((BK, N_MAIN), tl.float32)
-    total = tl.zeros((BM, N_MAIN), tl.float32)
     if O_TAIL > 0:
         n_tail = tl.arange(0, N_TAIL)
+        o_tail = O_MAIN + n_tail % O_TAIL
         acc_tail = tl.zeros((BK, N_TAIL), tl.float32)
-        total_tail = tl.zeros((BM, N_TAIL), tl.float32)
-    for step in range(STEPS):
-        m = (split * STEPS + step) * BM + tl.arange(0, BM)
-        row = tl.minimum(m, M - 1).to(tl.uint32)
-        start = (row // (H2 * W2) * HP + row // W2 % H2 * 2) * WP + row % W2 * 2
-        patch = packed + start * CP
-        if K % BK > 0:
-            a = tl.load(patch[:, None] + offset[None, :], mask=(k < K)[None, :], other=0.0)
-        else:
-            a = tl.load(patch[:, None] + offset[None, :])
-        if ROUND:
-            a = (a.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
+    m = split * STEPS * BM
+    patch, pixel, inside = locate(m, M, CP, OP, H, W, F, BORDER, BM, ALIGNED)
+    a = load_patches(packed, patch, offset, k, K, K % BK > 0)
+    t = tl.load(tagged + pixel[:, None] + o[None, :], mask=inside[:, None], other=0.0)
+    if O_TAIL > 0:
+        t_tail = tl.load(tagged + pixel[:, None] + o_tail[None, :], mask=inside[:, None], other=0.0)
+    for _ in range(STEPS):
+        # Load for the next round before this one's products, to hide the memory's latency.
+        m += BM
+        patch, pixel, inside = locate(m, M, CP, OP, H, W, F, BORDER, BM, ALIGNED)
+        a_next = load_patches(packed, patch, offset, k, K, K % BK > 0)
+        t_next = tl.load(tagged + pixel[:, None] + o[None, :], mask=inside[:, None], other=0.0)
         a = tl.trans(a)
-        s = load_scattered(grad, argmax, row, m < M, n, O, 0, O_MAIN, ROUND)
-        total += s
+        s = where_tagged(t, (n // O_MAIN)[None, :])
         acc = tl.dot(a, s, acc, input_precision=PRECISION)
         if O_TAIL > 0:
-            s = load_scattered(grad, argmax, row, m < M, n_tail, O, O_MAIN, O_TAIL, ROUND)
-            total_tail += s
+            s = where_tagged(t_tail, (n_tail // O_TAIL)[None, :])
             acc_tail = tl.dot(a, s, acc_tail, input_precision=PRECISION)
-    piece = split * tl.num_programs(2) + r
-    target = partial + (piece * K + k)[:, None] * (N_MAIN + N_TAIL)
+            t_tail = tl.load(
+                tagged + pixel[:, None] + o_tail[None, :], mask=inside[:, None], other=0.0
+            )
+        a = a_next
+        t = t_next
+    target = partial + ((split * tl.num_programs(2) + r) * K + k)[:, None] * (4 * OP)
     tl.store(target + n[None, :], acc, mask=(k < K)[:, None])
-    partial_bias += piece * (N_MAIN + N_TAIL)
-    if tl.program_id(0) == 0:
-        tl.store(partial_bias + n, tl.sum(total, axis=0))
     if O_TAIL > 0:
         tl.store(target + N_MAIN + n_tail[None, :], acc_tail, mask=(k < K)[:, None])
-        if tl.program_id(0) == 0:
-            tl.store(partial_bias + N_MAIN + n_tail, tl.sum(total_tail, axis=0))
 
 
 @triton.jit
 def fold_kernel(
-    partial, partial_bias, grad_weight, grad_bias,
-    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
+    partial, sums, grad_weight, grad_bias,
+    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, OB: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """grad_weight[r, o, c, y, x] = Σ_split Σ_p D[(y + p_y, x + p_x, c), (p, o)], in that order."""
     OP: tl.constexpr = O_MAIN + O_TAIL
@@ -283,75 +368,89 @@ def fold_kernel(
     c = t // O % C
     dx = t // (O * C) % F
     dy = t // (O * C * F)
-    valid = dy < F
     acc = tl.zeros((BLOCK,), tl.float32)
-    acc_bias = tl.zeros((BLOCK,), tl.float32)
-    for split in range(SPLITS):
-        piece = split * replicas + r
-        for p in tl.static_range(4):
+    for start in range(0, SPLITS, 4):
+        for i in tl.static_range(16):  # many loads under way at once
+            split = start + i // 4
+            p = i % 4
             k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
             n = tl.where(o < O_MAIN, p * O_MAIN + o, 4 * O_MAIN + p * O_TAIL + o - O_MAIN)
-            acc += tl.load(partial + (piece * K + k) * (4 * OP) + n, mask=valid, other=0.0)
-            acc_bias += tl.load(partial_bias + piece * (4 * OP) + n, mask=t < O, other=0.0)
+            source = partial + ((split * replicas + r) * K + k) * (4 * OP) + n
+            acc += tl.load(source, mask=(dy < F) & (split < SPLITS), other=0.0)
     target = ((r * O + o) * C + c) * (F * F) + dy * F + dx
-    tl.store(grad_weight + target, acc, mask=valid)
-    tl.store(grad_bias + r * O + t, acc_bias, mask=t < O)
+    tl.store(grad_weight + target, acc, mask=dy < F)
+    if tl.program_id(0) == 0:
+        channel = tl.arange(0, OB)
+        acc_bias = tl.zeros((OB,), tl.float32)
+        for first in range(0, SHARES, 256):
+            i = first + tl.arange(0, 256)
+            share = sums + (r * SHARES + i)[:, None] * O + channel[None, :]
+            mask = (i < SHARES)[:, None] & (channel < O)[None, :]
+            acc_bias += tl.sum(tl.load(share, mask=mask, other=0.0), axis=0)
+        tl.store(grad_bias + r * O + channel, acc_bias, mask=channel < O)
 
 
 @triton.jit
 def input_gradient_kernel(
-    filters, grad, argmax, grad_x, M,
-    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
+    filters, tagged, grad_x, M,
+    O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
     C: tl.constexpr, C_MAIN: tl.constexpr, C_TAIL: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, REACH: tl.constexpr,
-    BM: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """grad_x on the 2×2 blocks under BM pooled pixels of one replica."""
     H2: tl.constexpr = H // 2
     W2: tl.constexpr = W // 2
     SPAN: tl.constexpr = 2 * REACH + 1
+    OP: tl.constexpr = O_MAIN + O_TAIL
     K_MAIN: tl.constexpr = 4 * O_MAIN
     K_TAIL: tl.constexpr = 4 * O_TAIL
-    K: tl.constexpr = SPAN * SPAN * (K_MAIN + K_TAIL)
+    K: tl.constexpr = SPAN * SPAN * 4 * OP
     N_MAIN: tl.constexpr = 4 * C_MAIN
     N_TAIL: tl.constexpr = 4 * C_TAIL
     r = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
-    b = m // (H2 * W2)
-    qy = m // W2 % H2
-    qx = m % W2
-    filters += r * ((N_MAIN + N_TAIL) * K)
-    grad += r * M * O
-    argmax += r * M * O
+    row = tl.minimum(m, M - 1).to(tl.uint32)
+    tagged += r * (M // (H2 * W2)) * ((H2 + 2 * REACH) * (W2 + 2 * REACH) * OP)
+    pixel = tagged + (pooled_pixel(row, H2, W2, REACH) - REACH * (W2 + 2 * REACH) - REACH) * OP
+    filters += r * (4 * (C_MAIN + C_TAIL) * K)
     n = tl.arange(0, N_MAIN)
     k = tl.arange(0, K_MAIN)
     acc = tl.zeros((BM, N_MAIN), tl.float32)
+    o = tl.arange(0, O_MAIN)
+    columns = filters + n[None, :] * K + o[:, None]
+    t = tl.load(pixel[:, None] + o[None, :])
     if O_TAIL > 0:
         k_tail = tl.arange(0, K_TAIL)
+        gradients_tail = pixel[:, None] + (O_MAIN + k_tail % O_TAIL)[None, :]
+        columns_tail = filters + n[None, :] * K + (K_MAIN + k_tail)[:, None]
+        t_tail = tl.load(gradients_tail)
     if C_TAIL > 0:
         n_tail = N_MAIN + tl.arange(0, N_TAIL)
         acc_tail = tl.zeros((BM, N_TAIL), tl.float32)
     for j in range(SPAN * SPAN):
-        jy = j // SPAN - REACH
-        jx = j % SPAN - REACH
-        inside = (m < M) & (qy + jy >= 0) & (qy + jy < H2) & (qx + jx >= 0) & (qx + jx < W2)
-        row = m + jy * W2 + jx
-        s = load_scattered(grad, argmax, row, inside, k, O, 0, O_MAIN, ROUND)
-        columns = filters + j * (K_MAIN + K_TAIL)
-        w = tl.load(columns + n[None, :] * K + k[:, None])
-        acc = tl.dot(s, w, acc, input_precision=PRECISION)
-        if C_TAIL > 0:
-            w = tl.load(columns + n_tail[None, :] * K + k[:, None])
-            acc_tail = tl.dot(s, w, acc_tail, input_precision=PRECISION)
-        if O_TAIL > 0:
-            s = load_scattered(grad, argmax, row, inside, k_tail, O, O_MAIN, O_TAIL, ROUND)
-            columns += K_MAIN
-            w = tl.load(columns + n[None, :] * K + k_tail[:, None])
+        # Load for the next round before this one's products, to hide the memory's latency.
+        after = tl.minimum(j + 1, SPAN * SPAN - 1)
+        step = (after // SPAN * (W2 + 2 * REACH) + after % SPAN) * OP
+        t_next = tl.load(pixel[:, None] + o[None, :] + step)
+        for p in tl.static_range(4):
+            s = where_tagged(t, p)
+            w = tl.load(columns + j * (4 * OP) + p * O_MAIN)
             acc = tl.dot(s, w, acc, input_precision=PRECISION)
             if C_TAIL > 0:
-                w = tl.load(columns + n_tail[None, :] * K + k_tail[:, None])
+                rest = filters + n_tail[None, :] * K + j * (4 * OP) + p * O_MAIN
+                acc_tail = tl.dot(s, tl.load(rest + o[:, None]), acc_tail, input_precision=PRECISION)
+        if O_TAIL > 0:
+            s = where_tagged(t_tail, (k_tail // O_TAIL)[None, :])
+            acc = tl.dot(s, tl.load(columns_tail + j * (4 * OP)), acc, input_precision=PRECISION)
+            if C_TAIL > 0:
+                rest = filters + n_tail[None, :] * K + j * (4 * OP) + K_MAIN
+                w = tl.load(rest + k_tail[:, None])
                 acc_tail = tl.dot(s, w, acc_tail, input_precision=PRECISION)
-    corner = r * M * (4 * C) + ((b * H + qy * 2) * W + qx * 2) * C
+            t_tail = tl.load(gradients_tail + step)
+        t = t_next
+    b = m // (H2 * W2)
+    corner = r * M * (4 * C) + ((b * H + m // W2 % H2 * 2) * W + m % W2 * 2) * C
     s = n // C_MAIN
     c = n % C_MAIN
     target = grad_x + corner[:, None] + ((s // 2 * W + s % 2) * C + c)[None, :]
