@@ -124,7 +124,7 @@ def test_the_telescoped_residual_is_the_potential_of_the_first_relation():
 # -- error bars --------------------------------------------------------------------------------
 
 STIFF = torch.tensor([[1.0, 0.2, 0.0], [0.2, 0.8, 0.1], [0.0, 0.1, 0.6]]).double()
-REPETITIONS, STEPS = 1500, 1600
+REPETITIONS, STEPS = 1200, 1200
 REPEATED = {
     "plain": Quadratic(STIFF, NOISE, lr=0.8, minimum=MINIMUM),
     "dampening": Quadratic(STIFF, NOISE, lr=1.2, momentum=0.5, dampening=0.4, minimum=MINIMUM),
@@ -134,10 +134,10 @@ REPEATED = {
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_error_bars_cover_the_truth(name):
-    """Coverage of left, right and difference within 93–97 % over 1,500 stationary runs.
+    """Coverage of left, right and difference within 93–97 % over 1,200 stationary runs.
 
-    A share of 1,500 at 95 % has a deviation of 0.56 %, so an exact interval leaves the band by
-    chance once in 3,000; there are 45 of them.
+    A share of 1,200 at 95 % has a deviation of 0.63 %, so an exact interval leaves the band by
+    chance once in 700; there are 42 of them.
     """
     model = REPEATED[name]
     chosen = ["master", "mean gradient", "matrix, slanted", "fdr1", "fdr2"]

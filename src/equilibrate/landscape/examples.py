@@ -41,10 +41,6 @@ class Examples:
         else:
             self._batches = cast(Iterable[Batch], data)
 
-    def count(self) -> int | None:
-        """N_s, the number of examples, where it is known without going through them."""
-        return None if self._tensors is None else len(self._tensors[0])
-
     def chunks(self, size: int) -> Iterator[Batch]:
         """Every example once, at most `size` at a time."""
         for inputs, targets in self._whole():

@@ -97,6 +97,13 @@ def fit(sweep: Sweep) -> Fit:
     that by Jensen's inequality a spectrum of several curvatures loses less than one mode at their
     mean: the true slope lies between the one without the correction and the one with it.
     `sampling="independent"` needs none.
+
+    >>> rates = [
+    ...     RateReading(lr, (3 * lr, 3.1 * lr), (2.0, 2.0), 0.0, 9, 9, True) for lr in (0.1, 0.2)
+    ... ]
+    >>> found = fit(Sweep(tuple(rates), 0.0, 0.0, "independent", batches=50, tolerance=0.02))
+    >>> round(found.hessian_noise.value, 6), found.linear_up_to
+    (6.1, 0.2)
     """
     used = [rate for rate in sweep.rates if rate.equilibrated]
     if len(used) < 2:

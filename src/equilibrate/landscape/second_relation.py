@@ -84,7 +84,7 @@ def read_second_relation(
     curvatures: int = 400,
     full_size: int | None = None,
     epochs: int = 0,
-    burn_in: int = 0,
+    burn_in: int = 100,
     chunk: int = 1000,
     seed: int = 0,
     progress: Progress | None = None,
@@ -97,6 +97,13 @@ def read_second_relation(
     independently of each other, stand for the full batch: their gradients' product has the mean
     (∇f)². Then `epochs` reshuffled epochs, of which the paper's reading takes the full-batch
     gradients at the ends of the later half. `model` itself is not changed.
+
+    >>> data = torch.randn(50, 2), torch.randn(50, 1)
+    >>> def half_square(outputs, targets):
+    ...     return (outputs - targets).square().mean() / 2
+    >>> found = read_second_relation(nn.Linear(2, 1), half_square, data, lr=0.1, batch=5, steps=400)
+    >>> found.full_batch.count, found.successive.count, found.curvature.count
+    (40, 399, 400)
     """
     if not lr > 0:
         raise ValueError(f"lr must be positive, got {lr}")

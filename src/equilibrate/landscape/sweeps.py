@@ -92,6 +92,11 @@ def sweep(
 
     `sampling="independent"` gives G without the bias of reshuffled epochs; `"shuffled"` is the
     paper's protocol, for which `fit` corrects as far as it can.
+
+    >>> data = torch.randn(60, 3), torch.arange(60) % 2
+    >>> found = sweep(lambda seed: nn.Linear(3, 2), data, lrs=[0.1, 0.2], batch_size=10, epochs=4)
+    >>> [(rate.lr, len(rate.second_left), rate.measured) for rate in found.rates]
+    [(0.1, 4, 2), (0.2, 4, 2)]
     """
     ordered = sorted(set(lrs), reverse=True)
     if len(ordered) < 2:
