@@ -274,7 +274,7 @@ def test_on_mnist_the_unbiased_readings_agree(capsys):
         full_batches=100,
         full_size=2000,
         curvatures=500,
-        epochs=4,
+        epochs=8,
         chunk=2000,
         seed=1,
     )
