@@ -171,19 +171,17 @@ def _published(
     name: str, data_dir: str | os.PathLike[str] | None, download: bool, progress: bool
 ) -> Pixels:
     """Read a data set from the first folder that has it, or download it to the first of all."""
-    import pooch
-
     source = _SOURCES[name]
-    named = [data_dir, os.environ.get("EQUILIBRATE_DATA"), pooch.os_cache("equilibrate")]
-    roots = [Path(root).expanduser() for root in named if root]
-    places = [(root / folder, read) for root in roots for folder, read in source.folders.items()]
-    for folder, read in places:
-        if os.path.isdir(folder):
-            return read(folder)
+    places: list[tuple[Path, Callable[[Path], Pixels]]] = []
+    for root in _roots(data_dir):
+        for folder, read in source.folders.items():
+            places.append((root / folder, read))
+            if os.path.isdir(root / folder):
+                return read(root / folder)
     failure = "was not to be downloaded"
     if download:
         try:
-            _download(source, roots[0], progress)
+            _download(source, next(_roots(data_dir)), progress)
         except OSError as error:
             failure = f"could not be downloaded ({error})"
         else:
@@ -197,6 +195,16 @@ def _published(
         "unpacked), or give the folder that holds them as data_dir or in the environment "
         "variable EQUILIBRATE_DATA."
     )
+
+
+def _roots(data_dir: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """Where to look, in this order."""
+    for named in (data_dir, os.environ.get("EQUILIBRATE_DATA")):
+        if named:
+            yield Path(named).expanduser()
+    import pooch  # not needed where a named folder has the data
+
+    yield Path(pooch.os_cache("equilibrate"))
 
 
 def _download(source: _Source, root: Path, progress: bool) -> None:
