@@ -1,6 +1,6 @@
 """Tell when SGD has equilibrated, act on it, and read the landscape off the fluctuations."""
 
-from equilibrate import observables, relations, solvable
+from equilibrate import estimates, landscape, observables, relations, solvable
 from equilibrate.averages import HalfRunningMean
 from equilibrate.ensemble import Ensemble
 from equilibrate.monitor import Monitor
@@ -20,7 +20,9 @@ __all__ = [
     "Relation",
     "Snapshot",
     "Verdict",
+    "estimates",
     "judge",
+    "landscape",
     "observables",
     "relations",
     "solvable",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from equilibrate import __version__, checkpoints, plots, records
-from equilibrate.experiments import data, reproduce, training
+from equilibrate.experiments import data, landscape_command, reproduce, training
 
 app = typer.Typer(
     help="Tell when SGD has equilibrated, act on it, and read the loss landscape.",
@@ -84,6 +84,7 @@ def train(
     console.print(f"record  {out / 'train.jsonl'}\nfigure  {figure}", highlight=False)
 
 
+app.command("landscape")(landscape_command.command)
 app.command("reproduce")(reproduce.command)
 
 

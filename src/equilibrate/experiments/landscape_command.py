@@ -53,7 +53,7 @@ def command(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for record, figure and summary [runs/landscape].")
+        Path | None, typer.Option(help="Folder for record, figure and summary (runs/landscape).")
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with MNIST or CIFAR-10 in their official layout.")
