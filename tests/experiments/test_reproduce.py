@@ -132,6 +132,15 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
         reproduce(["1a"], out=tmp_path / "file" / "out", **SHORT)
 
 
+def test_figures_that_cannot_be_written_leave_the_records(copy):
+    shutil.rmtree(copy / "figures")
+    (copy / "figures").touch()
+    before = (copy / "records" / "mlp-initial.jsonl").read_bytes()
+    with pytest.raises(runs.RunError, match="what was recorded is safe"):
+        reproduce(["1a"], out=copy, **SHORT)
+    assert (copy / "records" / "mlp-initial.jsonl").read_bytes() == before
+
+
 def test_a_damaged_checkpoint_is_named_on_the_terminal(copy):
     for path in (copy / "checkpoints").glob("mlp-initial.pt*"):
         path.write_bytes(path.read_bytes()[:1000])

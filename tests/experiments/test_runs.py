@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from equilibrate import checkpoints, records
-from equilibrate.experiments import data, protocols, runs
+from equilibrate.experiments import data, protocols, results, runs
 from equilibrate.experiments.protocols import Adaptive, Run, Stairs, Task
 
 MLP = Task("mlp", "digits-mlp", "digits", "MLP on digits", batch_size=100)
@@ -212,6 +212,26 @@ def test_a_finished_run_is_not_run_again(tmp_path, digits):
     execute(INITIAL, tmp_path, digits, progress=seen.append)
     assert seen == [3]
     assert runs.record_path(tmp_path, "initial").stat().st_ino == before.st_ino
+
+
+def test_a_finished_record_outlives_its_checkpoint(tmp_path, digits):
+    execute(INITIAL, tmp_path, digits)
+    before = lines(tmp_path, "initial")
+    runs.checkpoint_path(tmp_path, "initial").unlink()
+    execute(INITIAL, tmp_path, digits)
+    assert lines(tmp_path, "initial") == before
+    assert not runs.checkpoint_path(tmp_path, "initial").exists()
+    with pytest.raises(runs.RunError, match=r"no .*initial\.pt: remove .*initial\.jsonl"):
+        execute(SEQUENCE, tmp_path, digits)
+
+
+def test_a_kill_before_the_first_row_leaves_nothing_in_the_way(tmp_path, digits):
+    path = runs.record_path(tmp_path, "initial")
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert results.load(path.parent) == {}
+    assert execute(INITIAL, tmp_path, digits)[-1]["epoch"] == 3
+    assert list(results.load(path.parent)) == ["initial"]
 
 
 def test_overwrite_starts_again(tmp_path, digits):

@@ -196,7 +196,7 @@ def _device(name: str) -> torch.device:
 
 def _refuse_others(out: Path, profile: str, overwrite: bool) -> None:
     """One folder holds one profile: figures of another would be mixed in."""
-    for path in sorted((out / "records").glob("*.jsonl")):
+    for path in results.record_files(out / "records"):
         other = records.read(path).config.get("profile")
         if other == profile:
             continue

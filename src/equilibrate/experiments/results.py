@@ -107,10 +107,15 @@ class Tread:
         return values[there][-1] if there.any() else np.full(values.shape[1], np.nan)
 
 
+def record_files(folder: Path | str) -> list[Path]:
+    """The records in `folder`; a kill at the very start may leave an empty one, which is none."""
+    return [path for path in sorted(Path(folder).glob("*.jsonl")) if path.stat().st_size]
+
+
 def load(folder: Path | str) -> dict[str, Result]:
     """Read all records in `folder`, by the names of their runs, in the order of the protocol."""
     found = {}
-    for path in sorted(Path(folder).glob("*.jsonl")):
+    for path in record_files(folder):
         record = records.read(path)
         run = Run.from_config(record.config)
         found[run.name] = Result(
@@ -121,5 +126,5 @@ def load(folder: Path | str) -> dict[str, Result]:
             epoch=np.array([row["epoch"] for row in record.rows], dtype=np.float64),
             rows=tuple(record.rows),
         )
-    order = list(PROFILES["paper"].runs)
-    return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+    protocol = [name for name in PROFILES["paper"].runs if name in found]
+    return {name: found[name] for name in dict.fromkeys([*protocol, *found])}

@@ -55,13 +55,10 @@ def execute(
         "device": torch.device(device).type,
         "steps_per_epoch": len(data.train_images) // run.task.batch_size,
     }
-    with records.Writer(
-        record,
-        config=config,
-        mode="overwrite" if overwrite else "resume",
-        keep=0 if state is None else state["rows"],
-    ) as writer:
-        if state is not None and state["epoch"] == run.epochs:
+    keep = _rows_to_keep(run, record, state)
+    mode = "overwrite" if overwrite else "resume"
+    with records.Writer(record, config=config, mode=mode, keep=keep) as writer:
+        if keep is None and not overwrite:
             progress(run.epochs)
             return
         trainer = _Trainer(run, _start(run, folder), data, device)
@@ -77,6 +74,15 @@ def execute(
                 _save(checkpoint, trainer, writer.count)
                 saved = time.monotonic()
             progress(trainer.epoch)
+
+
+def _rows_to_keep(run: Run, record: Path, state: dict[str, Any] | None) -> int | None:
+    """Those that the checkpoint counts; None where all are there, even if it is lost by now."""
+    if state is not None:
+        return None if state["epoch"] == run.epochs else state["rows"]
+    begun = record.exists() and record.stat().st_size > 0
+    rows = records.read(record).rows if begun else []
+    return None if rows and rows[-1]["epoch"] >= run.epochs else 0
 
 
 def record_path(folder: Path | str, name: str) -> Path:
@@ -114,7 +120,10 @@ def _start(run: Run, folder: Path | str) -> list[nn.Sequential]:
     path = checkpoint_path(folder, run.start)
     state = checkpoints.load(path)
     if state is None:
-        raise RunError(f"{run.name} starts where {run.start} ended, but there is no {path}")
+        raise RunError(
+            f"{run.name} starts where {run.start} ended, but there is no {path}: remove "
+            f"{record_path(folder, run.start)} so that it is run again"
+        )
     common = models.build(run.task.model, seed=0)
     common.load_state_dict(state["first"])
     return [common for _ in run.replicas]
