@@ -489,9 +489,10 @@ def test_a_saved_run_goes_on_bit_for_bit(form):
     part.reset_averages([2])
     part.lr = [0.02, 0.01, 0.03]
     part.run_epoch()
-    file = io.BytesIO()
-    torch.save(part.state_dict(), file)
+    state = part.state_dict()
     part.run_epoch()  # the state is a copy
+    file = io.BytesIO()
+    torch.save(state, file)
     resumed = ensemble_of([perceptron(9)] * 3, **form)
     resumed.run_epoch()
     resumed.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
@@ -548,6 +549,7 @@ def test_learning_rates_and_velocity_can_be_set():
     ensemble = ensemble_of(momentum=0.9)
     ensemble.run_epoch()
     ensemble.lr = 0.5
+    ensemble.lr[0] = 0.7  # a copy: what is not set is not changed
     assert ensemble.lr == [0.5] * 3
     ensemble.zero_velocity()
     assert ensemble.run_epoch().velocity_gradient[0].tolist() == [0.0] * 3
@@ -638,12 +640,28 @@ def normalising_instances():
     )
 
 
+def other_activation():
+    model = perceptron()
+    model[2] = nn.Tanh()
+    return model
+
+
 REFUSED = {
     "empty": ({"models": []}, ValueError, "models is empty"),
     "structure": (
         {"models": [perceptron(), perceptron(), nn.Sequential(nn.Flatten(), nn.Linear(6, 3))]},
         ValueError,
         r"models\[2\] has another structure than models\[0\]",
+    ),
+    "activation": (
+        {"models": [perceptron(), other_activation(), perceptron()]},
+        ValueError,
+        r"models\[1\] has another structure",
+    ),
+    "mode": (
+        {"models": [dropping().eval(), dropping().eval(), dropping()]},
+        ValueError,
+        r"models\[2\] has another structure",
     ),
     "dtype": ({"models": [perceptron().double()] * 3}, TypeError, "call model.float"),
     "all frozen": (
