@@ -429,6 +429,29 @@ def test_other_losses_and_constants_train_as_in_a_loop():
         assert float(ensemble.module(r).scale) == pytest.approx(0.1 * r)
 
 
+def test_a_regression_has_no_accuracy():
+    torch.manual_seed(3)
+    models = [nn.Sequential(nn.Flatten(), nn.Linear(6, 1)) for _ in SEEDS]
+    images, _ = data(2, 3)
+    targets = images.flatten(1).sum(1, keepdim=True)
+    ensemble = Ensemble(
+        models, images, targets, seeds=SEEDS, lr=0.1, batch_size=BATCH, loss=F.mse_loss
+    )
+    for _ in range(10):
+        ensemble.run_epoch()
+    found = ensemble.evaluate(images, targets)
+    assert max(found.loss) < 1e-3  # a linear task is learnt
+    assert all(np.isnan(found.accuracy))
+
+
+def test_bytes_are_taken_as_classes():
+    images, labels = data(2, 3)
+    models = [perceptron()]
+    ensemble = Ensemble(models, images, labels.byte(), seeds=[0], lr=0.1, batch_size=BATCH)
+    ensemble.run_epoch()
+    assert ensemble.evaluate(images, labels.byte()) == ensemble.evaluate(images, labels)
+
+
 # Full-batch quantities.
 
 
@@ -550,6 +573,7 @@ def test_learning_rates_and_velocity_can_be_set():
     ensemble.run_epoch()
     ensemble.lr = 0.5
     ensemble.lr[0] = 0.7  # a copy: what is not set is not changed
+    assert [reading.lr for reading in ensemble.readings()] == list(LRS)  # of the last step
     assert ensemble.lr == [0.5] * 3
     ensemble.zero_velocity()
     assert ensemble.run_epoch().velocity_gradient[0].tolist() == [0.0] * 3
@@ -683,6 +707,13 @@ REFUSED = {
     "seeds": ({"seeds": [1, 2]}, ValueError, "one number ≥ 0 for each of the 3 models"),
     "negative seed": ({"seeds": [1, 2, -3]}, ValueError, "one number ≥ 0 for each of the 3 models"),
     "batch": ({"batch_size": 126}, ValueError, "between 1 and the 125 examples, got 126"),
+    "double images": ({"images": torch.zeros(125, 6).double()}, TypeError, "call images.float"),
+    "ignored": ({"labels": torch.full((125,), -100)}, ValueError, "classes from 0 on, got -100"),
+    "fewer labels": (
+        {"labels": torch.zeros(124, dtype=torch.int64)},
+        ValueError,
+        "images and labels differ in number: 125 and 124",
+    ),
     "sampling": ({"sampling": "random"}, ValueError, 'sampling must be "shuffled" or "independ'),
     "algorithm": ({"algorithm": "lion"}, ValueError, 'algorithm must be "sgd", "adam" or "ams'),
     "momentum": ({"momentum": 1.0}, ValueError, r"momentum must lie in \[0, 1\), got 1"),
@@ -698,15 +729,12 @@ def test_refused(case):
     options, error, message = REFUSED[case]
     given = {"models": [perceptron()] * 3, "seeds": SEEDS, "lr": 0.1, "batch_size": BATCH}
     given.update(options)
-    models = given.pop("models")
+    images, labels = data(2, 3)
     with pytest.raises(error, match=message):
-        Ensemble(models, *data(2, 3), **given)
+        Ensemble(**{"images": images, "labels": labels, **given})
 
 
 def test_refused_later():
-    images, labels = data(2, 3)
-    with pytest.raises(ValueError, match="images and labels differ in number: 125 and 124"):
-        Ensemble([perceptron()], images, labels[1:], seeds=[0], lr=0.1)
     with pytest.raises(ValueError, match="algorithm='adam' has no velocity"):
         ensemble_of(algorithm="adam").zero_velocity()
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):

@@ -19,6 +19,13 @@ def check_data(images: Tensor, labels: Tensor, batch_size: int, sampling: str) -
         raise ValueError(
             f"batch_size must lie between 1 and the {len(images)} examples, got {batch_size}"
         )
+    if images.is_floating_point() and images.dtype != torch.float32:
+        raise TypeError(f"images are {images.dtype}, not float32: call images.float()")
+    if not labels.is_floating_point() and int(labels.min()) < 0:
+        raise ValueError(
+            f"labels must be classes from 0 on, got {int(labels.min())}: leave examples out that "
+            "are to be ignored"
+        )
     if sampling not in ("shuffled", "independent"):
         raise ValueError(f'sampling must be "shuffled" or "independent", got {sampling!r}')
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from equilibrate.ensemble.graphs import captured
 from equilibrate.ensemble.network import Loss, Network
 from equilibrate.ensemble.sampling import Sampling, draw
 from equilibrate.ensemble.updates import SGD, Adam, Flat, Rule, update
+from equilibrate.ensemble.values import Averages, Epoch, Evaluation
 from equilibrate.observables import inner
 from equilibrate.relations import Reading
 from equilibrate.scheduler import Decision, judge
@@ -28,55 +28,6 @@ Algorithm = Literal["sgd", "adam", "amsgrad"]
 # On a CPU the vectors of replicas with more parameters than this are updated one replica at a time:
 # what one operation leaves in the cache, the next one finds there.
 _TOGETHER = 1 << 14
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Epoch:
-    """What one epoch measured at each step of each replica: float64 (steps, R) on the host."""
-
-    epoch: int
-    """Epochs done in all, this one included."""
-    step: int
-    """Steps done in all."""
-    lr: tuple[float, ...]
-    left: Tensor
-    """θ·∇f^B (for Adam −θ·Δ/η)."""
-    right: Tensor
-    """(1+μ)/(2(1−ν)) η v′² (for Adam Δ²/(2η))."""
-    loss: Tensor
-    """Loss of the mini-batch before the step, without the L2 term."""
-    velocity_gradient: Tensor
-    """v·∇f^B with the velocity *before* the step; zero where there is no momentum."""
-
-    @property
-    def mean_loss(self) -> list[float]:
-        """Mini-batch loss of each replica, averaged over the epoch."""
-        return self.loss.mean(0).tolist()
-
-    @property
-    def last_loss(self) -> list[float]:
-        """Loss of each replica's last mini-batch."""
-        return self.loss[-1].tolist()
-
-    def __repr__(self) -> str:
-        return f"Epoch(epoch={self.epoch}, step={self.step}, mean_loss={self.mean_loss})"
-
-
-class Averages(NamedTuple):
-    """Half-running averages of one replica, of what `Epoch` holds; nan before the first step."""
-
-    left: float
-    right: float
-    loss: float
-    velocity_gradient: float
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Loss and accuracy of each replica on a whole data set."""
-
-    loss: tuple[float, ...]
-    accuracy: tuple[float, ...]
 
 
 class Ensemble:
@@ -143,7 +94,7 @@ class Ensemble:
         self.sampling: Sampling = sampling
         self._rule = _rule(algorithm, momentum, dampening)
         self._images = images.to(self.device)
-        self._labels = labels.to(self.device)
+        self._labels = self._to_labels(labels)
         self._template = copy.deepcopy(models[0])
 
         trained = {n: p.shape for n, p in models[0].named_parameters() if p.requires_grad}
@@ -187,6 +138,7 @@ class Ensemble:
         self._advance = self._step if on_cpu else None
         self._averages = [HalfRunningMean((columns,)) for _ in models]
         self._drawn = -1, torch.empty(0)
+        self._last_lrs = [math.nan] * replicas
         self._epoch = 0
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -258,6 +210,7 @@ class Ensemble:
         for average, values in zip(self._averages, rows.unbind(1), strict=True):
             average.extend(values)
         self._epoch += 1
+        self._last_lrs = self.lr
         return Epoch(self._epoch, self.step, tuple(self.lr), *rows.unbind(-1))
 
     @torch.no_grad()
@@ -279,7 +232,9 @@ class Ensemble:
         """FDR1 for each replica over its half-running window (for Adam the step form)."""
         return [
             Reading(self.step, mean.window, average.left, average.right, lr)
-            for mean, average, lr in zip(self._averages, self.averages(), self.lr, strict=True)
+            for mean, average, lr in zip(
+                self._averages, self.averages(), self._last_lrs, strict=True
+            )
         ]
 
     def averages(self) -> list[Averages]:
@@ -329,14 +284,18 @@ class Ensemble:
     def evaluate(
         self, images: Tensor, labels: Tensor, *, chunk: int = 1000, regularized: bool = False
     ) -> Evaluation:
-        """Loss and accuracy over a whole data set; `regularized` adds the L2 term ½λ|θ|²."""
+        """Loss and accuracy over a whole data set; `regularized` adds the L2 term ½λ|θ|².
+
+        The accuracy is nan where labels are no classes.
+        """
         loss = self._flat.lr.new_zeros(self.replicas)
-        correct = torch.zeros_like(loss)
+        correct = torch.full_like(loss, math.nan if labels.is_floating_point() else 0.0)
         with torch.no_grad():
-            for x, y in self._chunks(images.to(self.device), labels.to(self.device), chunk):
+            for x, y in self._chunks(images.to(self.device), self._to_labels(labels), chunk):
                 outputs = self._network.outputs(x)
                 loss += y.shape[1] * self._network.losses(outputs, y)
-                correct += (outputs.argmax(-1) == y).sum(1)
+                if not y.is_floating_point():
+                    correct += (outputs.argmax(-1) == y).sum(1)
             loss /= len(images)
             if regularized:
                 loss += self.weight_decay / 2 * inner(self._flat.parameters, self._flat.parameters)
@@ -362,6 +321,7 @@ class Ensemble:
             "settings": self._settings(),
             "epoch": self._epoch,
             "lr": self.lr,
+            "last_lr": list(self._last_lrs),
             "parameters": self._flat.parameters.to("cpu", copy=True),
             "constants": {n: t.to("cpu", copy=True) for n, t in self._constants.items()},
             "memory": {n: t.to("cpu", copy=True) for n, t in self._flat.memory.items()},
@@ -378,6 +338,7 @@ class Ensemble:
                 )
         self._epoch = state["epoch"]
         self.lr = state["lr"]
+        self._last_lrs = list(state["last_lr"])
         self._flat.parameters.copy_(state["parameters"])
         for mine, saved in ((self._constants, "constants"), (self._flat.memory, "memory")):
             for name, tensor in mine.items():
@@ -407,6 +368,9 @@ class Ensemble:
             ]
             self._drawn = epoch, torch.from_numpy(np.stack(orders, axis=1))
         return self._drawn[1]
+
+    def _to_labels(self, labels: Tensor) -> Tensor:
+        return labels.to(self.device, None if labels.is_floating_point() else torch.int64)
 
     def _chunks(self, images: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The whole data in chunks, the same for all replicas."""

@@ -14,18 +14,19 @@ def captured(step: Callable[[], None], written: Sequence[Tensor]) -> Callable[[]
     """`step` as the replay of a CUDA graph; it must read and write static tensors alone.
 
     Before a capture the step has to run a few times, for compilers and libraries to set themselves
-    up; the tensors it has `written` are put back afterwards.
+    up; what it has `written` and would read is put back each time.
     """
     with torch.cuda.device(written[0].device):
         saved = [tensor.clone() for tensor in written]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        # Every ensemble compiles its step anew, and a process may make many of them.
+        with torch._dynamo.config.patch(recompile_limit=1000), torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
                 step()
+                for tensor, value in zip(written, saved, strict=True):
+                    tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
-        for tensor, value in zip(written, saved, strict=True):
-            tensor.copy_(value)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
