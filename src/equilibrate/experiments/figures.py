@@ -192,10 +192,12 @@ def _landscape(result: Result) -> Figure:
     figure.legend(loc="outside lower center", ncols=2)
     small = lrs <= _zoom(lrs)
     if 2 <= small.sum() < len(lrs):
-        # In the corner that the points leave free: they bend up from the line to the last, or down.
-        chord = mean[np.argmax(lrs)] / lrs.max() * lrs
-        below = (mean - chord).sum() <= 0
-        inset = axes.inset_axes((0.14, 0.55, 0.42, 0.4) if below else (0.47, 0.13, 0.38, 0.38))
+        # Above, unless points or line stand there.
+        _, right = axes.get_xlim()
+        _, top = axes.get_ylim()
+        heights = np.maximum(mean + np.nan_to_num(error), mean[np.argmin(lrs)] / lrs.min() * lrs)
+        above = bool((heights[lrs < 0.6 * right] < 0.5 * top).all())
+        inset = axes.inset_axes((0.14, 0.55, 0.42, 0.4) if above else (0.47, 0.13, 0.38, 0.38))
         _against_line(inset, lrs, mean, error)
         inset.set_xlim(0, 1.15 * lrs[small].max())
         inset.set_ylim(0, 1.25 * np.nanmax((mean + np.nan_to_num(error))[small]))

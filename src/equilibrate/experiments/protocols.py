@@ -371,7 +371,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 initial={"mlp": Stairs(((0.1, 80),)), "cnn": Stairs(((0.1, 40),))},
                 sequence={
                     "mlp": Stairs(((0.05, 50), (0.03, 80), (0.02, 120), (0.01, 300))),
-                    "cnn": Stairs(((0.05, 20), (0.02, 30), (0.01, 40), (0.005, 60), (0.003, 80))),
+                    "cnn": Stairs(((0.05, 40), (0.02, 40), (0.01, 50), (0.005, 60), (0.003, 80))),
                 },
                 sequence_seeds={"mlp": 4, "cnn": 4},
                 preset={"mlp": _preset(60), "cnn": _preset(20)},
