@@ -3,7 +3,8 @@
 Both versions do the whole step: gather a batch from a data set on the device, three
 convolution + ReLU + max-pool layers, the linear layer, cross-entropy, gradients, SGD with momentum
 and weight decay, and the observables θ·∇f and v² of every replica, written to a buffer at a row
-that a counter on the device names. Several steps are one CUDA graph; its replays are timed.
+that a counter on the device names. Loss and update go through torch.compile, several steps are one
+CUDA graph, and its replays are timed.
 
     python benchmarks/kernels.py --out kernels.json
 """
@@ -29,7 +30,7 @@ BATCH, IMAGES = 100, 50_000
 LEARNING_RATE, MOMENTUM, DECAY = 0.01, 0.9, 0.01
 STEPS_PER_GRAPH = 10
 
-Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
+Layer = Callable[..., Tensor]
 
 
 class Training:
@@ -49,6 +50,9 @@ class Training:
             part.view(replicas, *shape).detach().requires_grad_()
             for part, shape in zip(self.theta.split(sizes, dim=1), shapes, strict=True)
         ]
+        *convolutions, weight, bias = self.parameters
+        self.layers = list(zip(convolutions[::2], convolutions[1::2], strict=True))
+        self.linear = weight, bias
         self.images = random(IMAGES, 3, 32, 32)
         self.labels = torch.randint(10, (IMAGES,), device=device, generator=generator)
         self.order = torch.stack(
@@ -65,10 +69,11 @@ class Training:
         """Sum over replicas of the mean cross-entropy of the counter's batch."""
         column = (self.counter * BATCH + self.column) % IMAGES
         index = self.order.index_select(1, column)
-        x = self.images[index]
-        *layers, weight, bias = self.parameters
-        for w, b in zip(layers[::2], layers[1::2], strict=True):
-            x = self.layer(x, w, b)
+        (first, bias), *rest = self.layers
+        x = self.layer(self.images, first, bias, index=index)
+        for weight, bias in rest:
+            x = self.layer(x, weight, bias)
+        weight, bias = self.linear
         logits = torch.baddbmm(bias, x.flatten(2), weight)
         target = self.labels[index]
         return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum") / BATCH
@@ -147,7 +152,7 @@ def relative_errors(precision: str, replicas: int = 2) -> dict[str, list[float]]
         weight = torch.randn(replicas, o, c, 5, 5, device="cuda", requires_grad=True)
         bias = torch.randn(replicas, o, device="cuda", requires_grad=True)
         operands = (x, weight, bias)
-        y, argmax, _ = torch.ops.equilibrate.conv_relu_pool(*operands, precision)
+        y, argmax, _ = torch.ops.equilibrate.conv_relu_pool(*operands, None, precision)
         cotangent = torch.randn_like(y)
         ours = (y, *torch.autograd.grad(y, operands, cotangent))
         exact = [t.detach().double().requires_grad_() for t in operands]
@@ -170,8 +175,7 @@ def relative_errors(precision: str, replicas: int = 2) -> dict[str, list[float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--precisions", nargs="+", default=["tf32", "tf32x3"])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[16, 4, 1])
     args = parser.parse_args()
     import triton
 
@@ -181,28 +185,31 @@ def main() -> None:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
-        "errors": {p: relative_errors(p) for p in ("tf32", "tf32x3", "ieee")},
         "steps": {},
     }
     print(record["device"], "torch", record["torch"], "triton", record["triton"])
-    for precision, errors in record["errors"].items():
-        for name, values in errors.items():
-            print(f"{precision:7} {name:6} y, x', w', b':", *(f"{v:.1e}" for v in values))
-    record["steps"]["1 eager"] = step_time(1, conv_relu_pool_reference, graph=False)
+    print("replicas and version: µs a step, µs a replica-step")
+    versions: dict[str, tuple[Layer, bool]] = {
+        "eager": (conv_relu_pool_reference, False),
+        "cuDNN": (conv_relu_pool_reference, True),
+        "tf32": (conv_relu_pool, True),
+        "tf32x3": (partial(conv_relu_pool, precision="tf32x3"), True),
+    }
     for replicas in args.replicas:
-        versions = {"cuDNN": conv_relu_pool_reference} | {
-            p: partial(conv_relu_pool, precision=p) for p in args.precisions
-        }
-        for name, layer in versions.items():
-            for compiled in (False, True):
-                key = f"{replicas} {name}" + " compiled" * compiled
-                record["steps"][key] = step_time(replicas, layer, compiled=compiled)
+        for name, (layer, graph) in versions.items():
+            if not graph and replicas > 1 or name == "tf32x3" and replicas < max(args.replicas):
+                continue
+            time = step_time(replicas, layer, graph=graph, compiled=graph)
+            record["steps"][f"{replicas} {name}"] = time
+            print(f"{replicas:3} {name:8} {time:9.1f} {time / replicas:9.1f}", flush=True)
     record["kernels"] = kernel_times(max(args.replicas), conv_relu_pool, compiled=True)
     for name, time in record["kernels"]:
-        print(f"{time:8.1f} µs  {name[:90]}")
-    print("replicas, version: µs a step, µs a replica-step")
-    for name, time in record["steps"].items():
-        print(f"{name:20} {time:9.1f} {time / int(name.split()[0]):9.1f}")
+        print(f"{time:8.1f} µs  {name[:60]}")
+    print("relative errors against float64 of y and the gradients of x, weight, bias", flush=True)
+    record["errors"] = {p: relative_errors(p) for p in ("tf32", "tf32x3", "ieee")}
+    for precision, errors in record["errors"].items():
+        for name, values in errors.items():
+            print(f"{precision:7} {name:6}", *(f"{v:.1e}" for v in values))
     if args.out:
         args.out.write_text(json.dumps(record, indent=1))
 

@@ -1,10 +1,12 @@
 """The fused layer against its plain twin: on the CPU in Triton's interpreter, on the GPU as is."""
 
 import os
-from importlib.util import find_spec
+import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
@@ -12,20 +14,23 @@ if not ON_GPU:
 
 from equilibrate import kernels  # noqa: E402
 from equilibrate.kernels import conv_relu_pool, conv_relu_pool_reference, why_not_fused  # noqa: E402
+from equilibrate.kernels._geometry import main_and_tail  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(not kernels.HAS_TRITON, reason="triton is not installed")
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="no CUDA device")
 
 # (R, B, C, H, W, O, F): every main/tail combination of C and O, filters 1 to 7, images that do not
 # fill a block, an image narrower than its filter.
 SHAPES = [
     (2, 3, 3, 8, 8, 16, 5),
     (1, 2, 16, 6, 4, 20, 5),
-    (2, 1, 20, 4, 4, 20, 5),
+    (1, 1, 20, 4, 4, 20, 5),
     (2, 3, 1, 4, 6, 10, 3),
     (1, 2, 5, 2, 4, 3, 7),
     (3, 2, 2, 4, 2, 1, 1),
 ]
+SMALL = SHAPES[3]
 
 
 def operands(shape, draw):
@@ -39,6 +44,7 @@ def operands(shape, draw):
 
 
 def integers(*shape):
+    """Small integers: their products and sums are exact in every precision, and ties abound."""
     return torch.randint(-2, 3, shape, device=DEVICE).float()
 
 
@@ -56,15 +62,201 @@ def twin(*tensors):
     return value_and_gradients(conv_relu_pool_reference, *(t.double() for t in tensors))
 
 
-def fused(precision):
-    return lambda *operands: kernels.fused(*operands, precision)
+def fused(precision="ieee", index=None):
+    return lambda *tensors: kernels.fused(*tensors, index, precision)
+
+
+def assert_equal(ours, theirs):
+    for name, a, b in zip(("y", "x", "weight", "bias"), ours, theirs, strict=True):
+        assert torch.equal(a.double(), b.double()), name
+
+
+def relative_error(a, b):
+    return float((a.double() - b).norm() / b.norm())
 
 
 @needs_triton
-@pytest.mark.parametrize("precision", ["tf32", "ieee"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "precision"),
+    [(shape, "ieee") for shape in SHAPES] + [(SHAPES[0], "tf32"), (SMALL, "tf32x3")],
+    ids=str,
+)
 def test_small_integers_are_exact_with_their_ties_and_dead_relus(shape, precision):
     tensors = operands(shape, integers)
+    assert_equal(value_and_gradients(fused(precision), *tensors), twin(*tensors))
+
+
+@needs_triton
+def test_float32_products_are_as_good_as_float32():
+    tensors = operands(SMALL, normal)
+    for a, b in zip(value_and_gradients(fused("ieee"), *tensors), twin(*tensors), strict=True):
+        assert relative_error(a, b) < 1e-6
+
+
+@needs_triton
+def test_tf32_rounds_to_eleven_bits_without_bias():
+    tensors = operands((4, 4, 1, 8, 8, 4, 3), normal)
+    ours, theirs = fused("tf32")(*tensors[:3]).double(), twin(*tensors)[0]
+    assert 1e-5 < relative_error(ours, theirs) < 5e-4
+    # Cutting the low bits off would shrink sums by about 2·2⁻¹²·1.4 = 7e-4 on average.
+    alive = theirs > 0.1
+    assert abs(float((ours / theirs)[alive].mean() - 1)) < 1e-4
+
+
+@needs_triton
+def test_first_of_equal_maxima_takes_the_gradient():
+    x = torch.ones(1, 1, 1, 4, 4, device=DEVICE, requires_grad=True)
+    weight = torch.ones(1, 1, 1, 1, 1, device=DEVICE)
+    y = fused()(x, weight, torch.zeros(1, 1, device=DEVICE))
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    first = torch.tensor([[1.0, 0.0], [0.0, 0.0]], device=DEVICE).repeat(2, 2)
+    assert torch.equal(grad[0, 0, 0], first)
+
+
+@needs_triton
+@pytest.mark.parametrize("bias", [-100.0, 0.0])
+def test_dead_relu_passes_no_gradient(bias):
+    x, weight, _, cotangent = operands(SMALL, normal)
+    weight = weight if bias else torch.zeros_like(weight)  # at 0 exactly, torch's ReLU is dead too
+    bias = torch.full((2, 10), bias, device=DEVICE)
+    for part in value_and_gradients(fused(), x, weight, bias, cotangent):
+        assert torch.equal(part, torch.zeros_like(part))
+
+
+@needs_triton
+def test_nan_stays_nan():
+    x, weight, bias, cotangent = operands(SMALL, normal)
+    x[0, 0] = float("nan")
+    y, _, grad_weight, _ = value_and_gradients(fused("tf32"), x, weight, bias, cotangent)
+    assert y[0, 0].isnan().all()
+    assert y[1].isfinite().all()
+    assert grad_weight[0].isnan().all()
+    assert grad_weight[1].isfinite().all()
+
+
+@needs_triton
+def test_index_gathers_from_a_data_set():
+    x, weight, bias, cotangent = operands(SMALL, integers)
+    images = integers(7, *x.shape[2:])
+    index = torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
+    theirs = twin(images[index], weight, bias, cotangent)
+    assert torch.equal(fused(index=index)(images, weight, bias).double(), theirs[0])
+    assert torch.equal(conv_relu_pool_reference(images, weight, bias, index=index), theirs[0])
+    _, grad, grad_weight, _ = value_and_gradients(fused(index=index), images, weight, bias, cotangent)
+    summed = torch.zeros_like(images).index_put((index,), theirs[1].float(), accumulate=True)
+    assert torch.equal(grad, summed)
+    assert torch.equal(grad_weight.double(), theirs[2])
+
+
+@needs_triton
+def test_any_strides_will_do():
+    x, weight, bias, cotangent = operands(SMALL, integers)
+    theirs = twin(x[:1].expand_as(x), weight, bias, cotangent)
+    theta = torch.cat((weight.flatten(1), bias), dim=1)
+    weight = theta[:, : -bias.shape[1]].view_as(weight)  # a slice of θ, as an ensemble has it
+    bias = theta[:, -bias.shape[1] :]
+    shared = x[0].contiguous(memory_format=torch.channels_last).expand_as(x)
+    cotangent = cotangent.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert_equal(value_and_gradients(fused(), shared, weight, bias, cotangent), theirs)
+    swapped = weight.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert_equal(value_and_gradients(fused(), shared, swapped, bias, cotangent), theirs)
+
+
+@needs_triton
+def test_torch_compile_takes_the_operators():
+    tensors = operands(SMALL, integers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # dynamo's own deprecations
+        function = torch.compile(fused(), fullgraph=True, backend="aot_eager")
+        assert_equal(value_and_gradients(function, *tensors), twin(*tensors))
+
+
+@needs_triton
+def test_operator_declarations_are_true():
+    x, weight, bias, _ = operands(SHAPES[5], normal)
+    inputs = (x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), None, "ieee")
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.equilibrate.conv_relu_pool.default, inputs, test_utils=checks)
+
+
+@given(st.integers(1, 64))
+def test_main_and_tail_cover_with_powers_of_two(count):
+    main, tail = main_and_tail(count)
+    assert count <= main + tail < max(2 * count, 5)
+    assert all(n & (n - 1) == 0 and (n == 0 or n >= 4) for n in (main, tail))
+
+
+REASONS = [
+    ({}, "triton is not installed" if not kernels.HAS_TRITON else "x is on cpu"),
+    ({"x": torch.ones(1, 2, 65, 4, 4), "weight": torch.ones(1, 3, 65, 3, 3)}, "channels 65"),
+    ({"weight": torch.ones(1, 65, 1, 3, 3), "bias": torch.ones(1, 65)}, "outputs 65 is above 64"),
+    ({"weight": torch.ones(1, 3, 1, 9, 9)}, "filter 9 is above 7"),
+    ({"x": torch.ones(1, 2, 1, 5, 4)}, "height 5 is odd"),
+    ({"x": torch.ones(1, 2, 1, 4, 5)}, "width 5 is odd"),
+    ({"bias": torch.ones(1, 3, dtype=torch.float64)}, "not float32"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), REASONS, ids=[reason for _, reason in REASONS])
+def test_other_operands_take_the_plain_path(changes, reason):
+    given_ = {
+        "x": torch.randn(1, 2, 1, 4, 4),
+        "weight": torch.randn(1, 3, 1, 3, 3),
+        "bias": torch.randn(1, 3),
+    } | changes
+    assert reason in str(why_not_fused(**given_))
+    if given_["bias"].dtype == torch.float32:
+        assert torch.equal(conv_relu_pool(**given_), conv_relu_pool_reference(**given_))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "bf16"}, "precision must be 'tf32', 'tf32x3' or 'ieee', got 'bf16'"),
+        ({"x": torch.ones(2, 1, 4, 4)}, r"want x \(R, B, C, H, W\)"),
+        ({"index": torch.zeros(1, 2, dtype=torch.int64)}, r"want x \(N, C, H, W\)"),
+        ({"x": torch.ones(1, 2, 2, 4, 4)}, r"C or \(R, O\) differ"),
+        ({"bias": torch.ones(1, 2)}, r"C or \(R, O\) differ"),
+        ({"x": torch.ones(2, 2, 1, 4, 4)}, "R differs between x and weight"),
+        (
+            {"x": torch.ones(5, 1, 4, 4), "index": torch.zeros(2, 2, dtype=torch.int64)},
+            r"index must be \(R, B\) with R = 1, got \(2, 2\)",
+        ),
+        ({"weight": torch.ones(1, 3, 1, 2, 2)}, "square filter of odd width, got 2×2"),
+    ],
+)
+def test_wrong_operands_are_named(changes, message):
+    given_ = {"x": torch.ones(1, 2, 1, 4, 4), "weight": torch.ones(1, 3, 1, 3, 3)}
+    with pytest.raises(ValueError, match=message):
+        conv_relu_pool(**{"bias": torch.ones(1, 3), **given_, **changes})
+
+
+PAPER_LAYERS = [(4, 100, 3, 32, 32, 16, 5), (4, 100, 16, 16, 16, 20, 5), (4, 100, 20, 8, 8, 20, 5)]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
+@pytest.mark.parametrize("shape", PAPER_LAYERS, ids=str)
+def test_paper_layers_are_exact_on_the_gpu(shape, precision):
+    tensors = operands(shape, integers)
+    assert why_not_fused(*tensors[:3]) is None
     ours = value_and_gradients(fused(precision), *tensors)
-    for name, a, b in zip(("y", "x", "weight", "bias"), ours, twin(*tensors), strict=True):
-        assert torch.equal(a.double(), b), name
+    assert_equal(ours, twin(*tensors))
+    assert_equal(value_and_gradients(fused(precision), *tensors), ours)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_runs_repeat_bit_for_bit_and_replay_as_a_graph():
+    tensors = operands(PAPER_LAYERS[1], normal)
+    first = value_and_gradients(conv_relu_pool, *tensors)
+    assert_equal(value_and_gradients(conv_relu_pool, *tensors), first)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = value_and_gradients(conv_relu_pool, *tensors)
+    for _ in range(3):
+        for part in captured:
+            part.fill_(float("nan"))
+        graph.replay()
+        assert_equal(captured, first)

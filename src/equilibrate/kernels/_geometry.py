@@ -18,13 +18,17 @@ class Geometry:
     filter: int
 
     @classmethod
-    def of(cls, weight: Tensor, *, x: Tensor | None = None, y: Tensor | None = None) -> "Geometry":
-        """Read the sizes off the weight and either the images or the result."""
+    def of(cls, weight: Tensor, y: Tensor) -> "Geometry":
+        """Read the sizes off the weight and the result (or its gradient)."""
         replicas, outputs, channels, _, width = weight.shape
-        if x is not None:
-            return cls(replicas, x.shape[1], channels, x.shape[3], x.shape[4], outputs, width)
-        assert y is not None
         return cls(replicas, y.shape[1], channels, 2 * y.shape[3], 2 * y.shape[4], outputs, width)
+
+    @classmethod
+    def before(cls, weight: Tensor, x: Tensor, index: Tensor | None) -> "Geometry":
+        """Read the sizes off weight and images."""
+        replicas, outputs, channels, _, width = weight.shape
+        batch = x.shape[1] if index is None else index.shape[1]
+        return cls(replicas, batch, channels, x.shape[-2], x.shape[-1], outputs, width)
 
     @property
     def padded_channels(self) -> int:

@@ -35,25 +35,37 @@ class Tile:
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-def forward_tile(g: Geometry) -> Tile:
+# Measured on an H200 with the layers of the paper's CNN, 16 replicas, in TF32. The other
+# precisions need more registers, hence smaller blocks.
+
+
+def forward_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the forward product."""
-    m = 128 if g.replicas * g.pooled >= 128 * CHIP else 64
-    return Tile(m=m, k=32, warps=4, stages=2 if g.patch <= 192 else 4)
+    if precision != "tf32" or g.replicas * g.pooled < 128 * CHIP:
+        return Tile(m=64, k=32, warps=4, stages=2)
+    return Tile(m=128, k=32, warps=4, stages=2 if g.patch <= 192 else 4)
 
 
-def weight_gradient_tile(g: Geometry) -> tuple[Tile, int]:
+def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
     """Block shape of the weight gradient and into how many summands a replica's batch is split.
 
     With fewer than four warps Triton takes the older matrix instructions, which read operands in
-    any order; the newer ones want both transposed, and a slow fence after it.
+    any order; the newer ones want one of them transposed, and a slow fence after that.
     """
-    tile = Tile(m=16, k=64, warps=2, stages=1)
-    splits = round(5 * CHIP / (g.replicas * blocks(g.patch, tile.k)))
+    if precision != "tf32":
+        tile, programs = Tile(m=16, k=64, warps=8, stages=1), 4 * CHIP
+    elif g.patch <= 192:
+        tile, programs = Tile(m=16, k=64, warps=2, stages=1), 6 * CHIP
+    else:
+        tile, programs = Tile(m=32, k=64, warps=2, stages=1), 8 * CHIP
+    splits = programs // (g.replicas * blocks(g.patch, tile.k))
     return tile, min(max(1, splits), 32)
 
 
-def input_gradient_tile(g: Geometry) -> Tile:
+def input_gradient_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the input gradient (its k follows from the channels)."""
+    if precision != "tf32":
+        return Tile(m=64, k=16, warps=8, stages=2)
     m = 128 if g.replicas * g.pooled >= 128 * CHIP else 64
     return Tile(m=m, k=16, warps=4, stages=3)
 
@@ -90,10 +102,16 @@ def _rows_contiguous(parameter: Tensor) -> Tensor:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, g: Geometry, precision: str, tile: Tile | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    index: Tensor | None,
+    g: Geometry,
+    precision: str,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pooled activations, where each maximum sat (4: ReLU dead), and the packed images."""
-    tile = tile or forward_tile(g)
+    tile = tile or forward_tile(g, precision)
     main, tail = main_and_tail(g.outputs)
     columns, depth = 4 * (main + tail), blocks(g.patch, tile.k) * tile.k
     weight, bias = _rows_contiguous(weight), _rows_contiguous(bias)
@@ -109,7 +127,9 @@ def forward(
         )  # fmt: skip
     pixels = packed[0, ..., 0].numel()
     kernels.pack_kernel[(blocks(pixels, PIXELS), g.replicas)](
-        x, packed, *x.stride(), pixels,
+        x, None if index is None else index.contiguous(), packed,
+        x.stride(0) if index is None else 0, x.stride(-4), pixels,
+        STRIDE_C=x.stride(-3), STRIDE_Y=x.stride(-2), STRIDE_X=x.stride(-1),
         C=g.channels, CP=g.padded_channels, CB=power_of_two(g.padded_channels),
         H=g.height, W=g.width, PAD=g.filter // 2, ROUND=precision == "tf32", BLOCK=PIXELS,
     )  # fmt: skip
@@ -128,8 +148,8 @@ def weight_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias."""
     tagged, sums = _tag(grad, argmax, g, precision, border=0)
-    product = WeightGradient(packed, tagged, sums, g)
-    product.launch(precision)
+    product = WeightGradient(packed, tagged, sums, g, precision)
+    product.launch()
     return product.weight, product.bias
 
 
@@ -137,15 +157,15 @@ def gradients(
     packed: Tensor, grad: Tensor, argmax: Tensor, weight: Tensor, g: Geometry, precision: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the images (channels last), weight and bias."""
-    images = InputGradient(weight, g)
+    images = InputGradient(weight, g, precision)
     with _beside(grad.device):
-        images.expand(precision)
+        images.expand()
     tagged, sums = _tag(grad, argmax, g, precision, border=g.reach)
     _join(grad.device)
-    product = WeightGradient(packed, tagged, sums, g)
+    product = WeightGradient(packed, tagged, sums, g, precision)
     with _beside(grad.device):
-        product.launch(precision)
-    images.launch(tagged, precision)
+        product.launch()
+    images.launch(tagged)
     _join(grad.device)
     return images.x, product.weight, product.bias
 
@@ -163,7 +183,8 @@ def _tag(
     pixels = tagged[0, ..., 0].numel()
     sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS), g.outputs)
     kernels.tag_kernel[(sums.shape[1], g.replicas)](
-        grad, argmax, tagged, sums, *grad.stride(), pixels,
+        grad, argmax, tagged, sums, grad.stride(0), grad.stride(1), pixels,
+        STRIDE_O=grad.stride(2), STRIDE_Y=grad.stride(3), STRIDE_X=grad.stride(4),
         O=g.outputs, OP=channels, OB=power_of_two(channels), H2=height, W2=width,
         BORDER=border, ROUND=precision == "tf32", BLOCK=PIXELS,
     )  # fmt: skip
@@ -179,12 +200,14 @@ class WeightGradient:
         tagged: Tensor,
         sums: Tensor,
         g: Geometry,
+        precision: str,
         tile: Tile | None = None,
         splits: int | None = None,
     ) -> None:
         if tile is None or splits is None:
-            tile, splits = weight_gradient_tile(g)
-        self.packed, self.tagged, self.sums, self.g, self.tile = packed, tagged, sums, g, tile
+            tile, splits = weight_gradient_tile(g, precision)
+        self.packed, self.tagged, self.sums = packed, tagged, sums
+        self.g, self.precision, self.tile = g, precision, tile
         self.main, self.tail = main_and_tail(g.outputs)
         self.steps = blocks(blocks(g.pooled, tile.m), splits)
         self.splits = blocks(g.pooled, self.steps * tile.m)
@@ -193,7 +216,7 @@ class WeightGradient:
         self.weight = packed.new_empty(g.replicas, g.outputs, g.channels, g.filter, g.filter)
         self.bias = packed.new_empty(g.replicas, g.outputs)
 
-    def launch(self, precision: str) -> None:
+    def launch(self) -> None:
         """Fill `weight` and `bias`."""
         g, tile = self.g, self.tile
         image, width = g.pooled // g.batch, g.width // 2
@@ -203,7 +226,7 @@ class WeightGradient:
             O_MAIN=self.main, O_TAIL=self.tail, CP=g.padded_channels, H=g.height, W=g.width,
             F=g.filter, BORDER=(self.tagged.shape[2] - g.height // 2) // 2, STEPS=self.steps,
             BM=tile.m, BK=tile.k, ALIGNED=whole and g.pooled % tile.m == 0,
-            ROUND=precision == "tf32", PRECISION=precision, **tile.options,
+            PRECISION=self.precision, **tile.options,
         )  # fmt: skip
         block = 128
         kernels.fold_kernel[(blocks(self.weight[0].numel(), block), g.replicas)](
@@ -217,8 +240,11 @@ class WeightGradient:
 class InputGradient:
     """Gradient of the images, channels last."""
 
-    def __init__(self, weight: Tensor, g: Geometry, tile: Tile | None = None) -> None:
-        self.given, self.g, self.tile = _rows_contiguous(weight), g, tile or input_gradient_tile(g)
+    def __init__(
+        self, weight: Tensor, g: Geometry, precision: str, tile: Tile | None = None
+    ) -> None:
+        self.given, self.g, self.precision = _rows_contiguous(weight), g, precision
+        self.tile = tile or input_gradient_tile(g, precision)
         main, tail = main_and_tail(g.outputs)
         channels_main, channels_tail = main_and_tail(g.channels)
         self.sizes: dict[str, Any] = {
@@ -229,18 +255,18 @@ class InputGradient:
         self.filters = weight.new_empty(g.replicas, 4 * (channels_main + channels_tail), depth)
         self.x = weight.new_empty(g.image_shape)
 
-    def expand(self, precision: str) -> None:
+    def expand(self) -> None:
         """Lay the weights out as the product reads them."""
         g = self.g
         kernels.expand_transpose_kernel[(blocks(self.filters[0].numel(), BLOCK), g.replicas)](
             self.given, self.filters, self.given.stride(0),
-            O=g.outputs, F=g.filter, ROUND=precision == "tf32", BLOCK=BLOCK, **self.sizes,
+            O=g.outputs, F=g.filter, ROUND=self.precision == "tf32", BLOCK=BLOCK, **self.sizes,
         )  # fmt: skip
 
-    def launch(self, tagged: Tensor, precision: str) -> None:
+    def launch(self, tagged: Tensor) -> None:
         """Fill `x`, from tagged gradients with a border of `g.reach`."""
         g, tile = self.g, self.tile
         kernels.input_gradient_kernel[(blocks(g.pooled, tile.m), g.replicas)](
             self.filters, tagged, self.x, g.pooled,
-            H=g.height, W=g.width, BM=tile.m, PRECISION=precision, **self.sizes, **tile.options,
+            H=g.height, W=g.width, BM=tile.m, PRECISION=self.precision, **self.sizes, **tile.options,
         )  # fmt: skip

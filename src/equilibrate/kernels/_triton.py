@@ -22,47 +22,53 @@ import triton.language as tl
 
 @triton.jit
 def round_mantissa(v, BITS: tl.constexpr):
-    """Clear the lowest bits of a float32, rounding to nearest."""
+    """Clear the lowest bits of a float32, rounding to nearest.
+
+    13 bits make it a TF32 number. The tensor cores would cut them off and so bias every product.
+    """
     bits = v.to(tl.int32, bitcast=True)
     rounded = (bits + (1 << (BITS - 1))) & -(1 << BITS)
     return tl.where(v == v, rounded.to(tl.float32, bitcast=True), v)
 
 
 @triton.jit
-def round_to_tf32(v):
-    """Nearest TF32 value: the tensor cores cut 13 bits off, which would bias every product."""
-    return round_mantissa(v, 13)
-
-
-@triton.jit
 def pack_kernel(
-    x, packed, stride_r, stride_b, stride_c, stride_y, stride_x, pixels,
+    x, index, packed, stride_r, stride_b, pixels,
+    STRIDE_C: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, CB: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     PAD: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copy images to channels-last with a border of zeros: (R, B, H+2·PAD, W+2·PAD, CP)."""
+    """Copy images to channels-last with a border of zeros: (R, B, H+2·PAD, W+2·PAD, CP).
+
+    With an `index`, image (r, b) is image index[r, b] of x, and stride_r is not used.
+    """
+    HP: tl.constexpr = H + 2 * PAD
+    WP: tl.constexpr = W + 2 * PAD
     r = tl.program_id(1).to(tl.int64)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, CB)
-    HP: tl.constexpr = H + 2 * PAD
-    WP: tl.constexpr = W + 2 * PAD
     b = pixel // (HP * WP)
     iy = pixel // WP % HP - PAD
     ix = pixel % WP - PAD
     inside = (pixel < pixels) & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
-    source = x + r * stride_r + b * stride_b + iy * stride_y + ix * stride_x
+    if index is None:
+        image = r * stride_r + b * stride_b
+    else:
+        image = tl.load(index + r * (pixels // (HP * WP)) + b, mask=inside, other=0) * stride_b
+    source = x + image + iy * STRIDE_Y + ix * STRIDE_X
     v = tl.load(
-        source[:, None] + c[None, :] * stride_c, mask=inside[:, None] & (c < C)[None, :], other=0.0
+        source[:, None] + c[None, :] * STRIDE_C, mask=inside[:, None] & (c < C)[None, :], other=0.0
     )
     if ROUND:
-        v = round_to_tf32(v)
+        v = round_mantissa(v, 13)
     target = packed + r * pixels * CP + pixel[:, None] * CP + c[None, :]
     tl.store(target, v, mask=(pixel < pixels)[:, None] & (c < CP)[None, :])
 
 
 @triton.jit
 def tag_kernel(
-    grad, argmax, tagged, sums, stride_r, stride_b, stride_o, stride_y, stride_x, pixels,
+    grad, argmax, tagged, sums, stride_r, stride_b, pixels,
+    STRIDE_O: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     O: tl.constexpr, OP: tl.constexpr, OB: tl.constexpr, H2: tl.constexpr, W2: tl.constexpr,
     BORDER: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -81,8 +87,8 @@ def tag_kernel(
     qx = pixel % WP - BORDER
     inside = (pixel < pixels) & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
     mask = inside[:, None] & (o < O)[None, :]
-    source = grad + r * stride_r + b * stride_b + qy * stride_y + qx * stride_x
-    g = tl.load(source[:, None] + o[None, :] * stride_o, mask=mask, other=0.0)
+    source = grad + r * stride_r + b * stride_b + qy * STRIDE_Y + qx * STRIDE_X
+    g = tl.load(source[:, None] + o[None, :] * STRIDE_O, mask=mask, other=0.0)
     images = pixels // (HP * WP)
     index = argmax + ((r * images + b) * (H2 * W2) + qy * W2 + qx) * O
     i = tl.load(index[:, None] + o[None, :], mask=mask, other=4).to(tl.int32)
@@ -114,7 +120,7 @@ def expand_filters_kernel(
     valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
     v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
     if ROUND:
-        v = round_to_tf32(v)
+        v = round_mantissa(v, 13)
     tl.store(filters + r * N * KP + t, v, mask=n < N)
 
 
@@ -153,7 +159,7 @@ def expand_transpose_kernel(
     valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
     v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
     if ROUND:
-        v = round_to_tf32(v)
+        v = round_mantissa(v, 13)
     tl.store(filters + r * N * K + t, v, mask=n < N)
 
 
@@ -299,7 +305,7 @@ def weight_gradient_kernel(
     O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, BORDER: tl.constexpr,
     STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ALIGNED: tl.constexpr,
-    ROUND: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """D[k, (p, o)] over STEPS·BM pooled pixels: one summand, so that the sum has a fixed order."""
     H2: tl.constexpr = H // 2
@@ -415,7 +421,6 @@ def input_gradient_kernel(
     pixel = tagged + (pooled_pixel(row, H2, W2, REACH) - REACH * (W2 + 2 * REACH) - REACH) * OP
     filters += r * (4 * (C_MAIN + C_TAIL) * K)
     n = tl.arange(0, N_MAIN)
-    k = tl.arange(0, K_MAIN)
     acc = tl.zeros((BM, N_MAIN), tl.float32)
     o = tl.arange(0, O_MAIN)
     columns = filters + n[None, :] * K + o[:, None]
