@@ -329,7 +329,7 @@ def _about(task: str) -> list[_Statement]:
             "{title}: O_FB approaches zero as the learning rate does.",
             (f"{task}-sequence",),
             f"O_FB at the smallest η / O_FB at the largest η < {VANISHING:g}",
-            "FDR2 has a right side of order η, and the largest η is over five times the smallest.",
+            "FDR2 has a right side of order η, and the largest η is at least five times the least.",
             _vanishes,
             general=True,
         ),
