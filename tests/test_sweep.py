@@ -239,7 +239,7 @@ def test_the_command_measures_a_task_of_the_users_own(run, tmp_path):
     assert "Slope of G" in (tmp_path / "found/landscape.txt").read_text()
     first, *rows = map(json.loads, (tmp_path / "found/landscape.jsonl").read_text().splitlines())
     assert first["config"]["lrs"] == [0.1, 0.05]
-    assert [row["lr"] for row in rows] == [0.05, 0.1]
+    assert [row["lr"] for row in rows] == [0.1, 0.05]
     assert "holds an earlier run" in str(run(*arguments).exception)
 
 

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -66,8 +65,7 @@ def train(
     settings = training.Settings(
         task, epochs, lr, momentum, weight_decay, batch_size, tolerance, decrease, seed
     )
-    if task.startswith("digits"):
-        torch.set_num_threads(1)  # such small operations only wait for a second thread
+    training.spare_threads(task)
     out = out or Path("runs") / task
     mode = "resume" if resume else "overwrite" if overwrite else "new"
     with _bar() as bar:

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from equilibrate import landscape, plots, records
 from equilibrate.ensemble import Sampling
 from equilibrate.experiments import data, landscape_figure, models
-from equilibrate.experiments.training import TASKS
+from equilibrate.experiments.training import TASKS, spare_threads
 from equilibrate.landscape.examples import Batch
 from equilibrate.landscape.surface import Loss
 
@@ -78,38 +78,41 @@ def command(
         "max_epochs": max_epochs,
         "epochs": epochs,
     }
+    spare_threads(task)
     build, examples, loss = find_task(task, data_dir)
     console = Console()
     mode = "overwrite" if overwrite else "new"
-    with records.Writer(out / "landscape.jsonl", config=config, mode=mode) as writer:
-        with _bar(console) as bar:
-            job = bar.add_task("", total=len(rates), status="")
+    with (
+        records.lock(out),
+        records.Writer(out / "landscape.jsonl", config=config, mode=mode) as writer,
+        _bar(console) as bar,
+    ):
+        job = bar.add_task("", total=len(rates), status="")
 
-            def tell(lr: float, epoch: int, residual: float) -> None:
-                # Rates are gone through from the largest down.
-                done = sorted(rates, reverse=True).index(lr)
-                status = f"η {lr:g}  epoch {epoch}  L/R − 1 = {residual:+.3f}"
-                bar.update(job, completed=done, status=status)
+        def tell(lr: float, epoch: int, residual: float) -> None:
+            # Rates are gone through from the largest down.
+            done = sorted(rates, reverse=True).index(lr)
+            status = f"η {lr:g}  epoch {epoch}  L/R − 1 = {residual:+.3f}"
+            bar.update(job, completed=done, status=status)
 
-            found = landscape.sweep(
-                build,
-                examples,
-                lrs=rates,
-                seeds=range(seeds),
-                batch_size=batch_size,
-                momentum=momentum,
-                weight_decay=weight_decay,
-                loss=loss,
-                sampling=kind,
-                tolerance=tolerance,
-                max_epochs=max_epochs,
-                epochs=epochs,
-                device=device,
-                progress=tell,
-            )
-            bar.update(job, completed=len(rates), status="")
-        for rate in found.rates:
-            writer.write(asdict(rate))
+        found = landscape.sweep(
+            build,
+            examples,
+            lrs=rates,
+            seeds=range(seeds),
+            batch_size=batch_size,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            loss=loss,
+            sampling=kind,
+            tolerance=tolerance,
+            max_epochs=max_epochs,
+            epochs=epochs,
+            device=device,
+            progress=tell,
+            finished=lambda rate: writer.write(asdict(rate)),
+        )
+        bar.update(job, completed=len(rates), status="")
     fit = landscape.fit(found)
     figure = plots.save(landscape_figure.draw(found, fit, title=task), out / "landscape.png")
     (out / "landscape.txt").write_text(fit.summary() + "\n", encoding="utf-8")

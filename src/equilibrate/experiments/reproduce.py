@@ -41,12 +41,12 @@ def command(
         Path | None, typer.Option(help="Folder with MNIST and CIFAR-10 in their official layout.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for all results [runs/reproduce-PROFILE].")
+        Path | None, typer.Option(help="Folder for all results (runs/reproduce-PROFILE).")
     ] = None,
     epochs_scale: Annotated[
         float, typer.Option(help="Share of the epochs to run, in (0, 1].")
     ] = 1.0,
-    seeds: Annotated[int | None, typer.Option(help="Seeds at most [all].")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds at most (all).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start all runs again.")] = False,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Draw and judge what is recorded; run nothing.")

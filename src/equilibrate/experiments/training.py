@@ -18,6 +18,12 @@ TASKS = {"digits-mlp": "digits", "digits-cnn": "digits", "mlp": "mnist", "cnn": 
 """Each task is a model (`models.build`) and the data set it learns (`data.load`)."""
 
 
+def spare_threads(task: str) -> None:
+    """One thread for the small digits models: their operations only wait for a second one."""
+    if TASKS.get(task) == "digits":
+        torch.set_num_threads(1)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What is trained and how; the defaults suit the embedded digits."""

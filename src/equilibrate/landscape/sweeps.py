@@ -79,6 +79,7 @@ def sweep(
     chunk: int = 1000,
     device: torch.device | str = "cpu",
     progress: SweepProgress | None = None,
+    finished: Callable[[RateReading], None] = lambda reading: None,
 ) -> Sweep:
     """Measure G(η) at each of `lrs`, for each of `seeds`, in one `Ensemble`.
 
@@ -89,6 +90,8 @@ def sweep(
     that turns around fools one), or `max_epochs` are over. Then it is measured for as many epochs
     again, and at least `measure`. With `epochs` there is no waiting: that many are run at each
     rate, as in the paper, and the later half of them is measured.
+
+    `progress` is told of every epoch and `finished` of every rate as soon as it is measured.
 
     `sampling="independent"` gives G without the bias of reshuffled epochs; `"shuffled"` is the
     paper's protocol, for which `fit` corrects as far as it can.
@@ -135,6 +138,7 @@ def sweep(
         else:
             run.go(epochs // 2)
             readings.append(run.measure(epochs - epochs // 2, equilibrated=True))
+        finished(readings[-1])
     batches = ensemble.steps_per_epoch
     return Sweep(tuple(reversed(readings)), momentum, dampening, sampling, batches, tolerance)
 
