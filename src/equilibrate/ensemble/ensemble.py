@@ -37,8 +37,8 @@ class Ensemble:
     sees the data in an order of its own, from (`seeds[r]`, epoch) alone: so it equals the same run
     done alone, whatever the others do. Each epoch cuts a fresh permutation of the data into
     mini-batches, as in the paper (`sampling="shuffled"`; where `batch_size` does not divide the
-    data, the examples left over at its end are not used in that epoch), or draws each mini-batch
-    by itself (`"independent"`).
+    data, the examples left over at its end are not used in that epoch), or draws each mini-batch,
+    a random subset, by itself (`"independent"`).
 
     `algorithm="sgd"` is the paper's, v′ = μv − (1−ν)g, θ′ = θ + ηv′ with v = 0 at first (torch's
     `SGD` leaves the dampening ν out of its first step); `"adam"` and `"amsgrad"` have the usual
@@ -260,6 +260,8 @@ class Ensemble:
         """
         tolerances = per_replica("tolerance", tolerance, self.replicas)
         decreases = per_replica("decrease", decrease, self.replicas)
+        if not all(x > 0 for x in tolerances):
+            raise ValueError(f"tolerance must be positive, such as 0.01, got {tolerance}")
         if not all(0 < y < 1 for y in decreases):
             raise ValueError(f"decrease must lie between 0 and 1, such as 0.1, got {decrease}")
         readings, lrs = self.readings(), self.lr

@@ -16,12 +16,13 @@ def captured(step: Callable[[], None], written: Sequence[Tensor]) -> Callable[[]
     Before a capture the step has to run a few times, for compilers and libraries to set themselves
     up; what it has `written` and would read is put back each time.
     """
-    with torch.cuda.device(written[0].device):
+    # Every ensemble compiles its step anew, and a process may make many of them.
+    many = torch._dynamo.config.patch(recompile_limit=1000)
+    with torch.cuda.device(written[0].device), many:
         saved = [tensor.clone() for tensor in written]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        # Every ensemble compiles its step anew, and a process may make many of them.
-        with torch._dynamo.config.patch(recompile_limit=1000), torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
                 step()
                 for tensor, value in zip(written, saved, strict=True):
