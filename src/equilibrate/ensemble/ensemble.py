@@ -284,7 +284,7 @@ class Ensemble:
             pull.zero_()
 
     def evaluate(
-        self, images: Tensor, labels: Tensor, *, chunk: int = 1000, regularized: bool = False
+        self, images: Tensor, labels: Tensor, *, chunk: int | None = None, regularized: bool = False
     ) -> Evaluation:
         """Loss and accuracy over a whole data set; `regularized` adds the L2 term ½λ|θ|².
 
@@ -303,7 +303,7 @@ class Ensemble:
                 loss += self.weight_decay / 2 * inner(self._flat.parameters, self._flat.parameters)
         return Evaluation(tuple(loss.tolist()), tuple((correct / len(images)).tolist()))
 
-    def full_gradient(self, *, chunk: int = 1000) -> Tensor:
+    def full_gradient(self, *, chunk: int | None = None) -> Tensor:
         """∇f over all training data, (R, P) on the device, with the L2 term."""
         total = self._flat.parameters * self.weight_decay
         with torch.no_grad():
@@ -312,7 +312,7 @@ class Ensemble:
                 total.add_(self._flat.gradient, alpha=y.shape[1] / len(self._images))
         return total
 
-    def full_gradient_square(self, *, chunk: int = 1000) -> list[float]:
+    def full_gradient_square(self, *, chunk: int | None = None) -> list[float]:
         """|∇f|² of each replica, the full-batch term of FDR2."""
         gradient = self.full_gradient(chunk=chunk)
         return inner(gradient, gradient).tolist()
@@ -374,8 +374,12 @@ class Ensemble:
     def _to_labels(self, labels: Tensor) -> Tensor:
         return labels.to(self.device, None if labels.is_floating_point() else torch.int64)
 
-    def _chunks(self, images: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _chunks(
+        self, images: Tensor, labels: Tensor, size: int | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """The whole data in chunks, the same for all replicas."""
+        if size is None:  # a GPU wants to be filled, and each chunk costs it a few launches
+            size = 1000 if self.device.type == "cpu" else max(1000, 40_000 // self.replicas)
         if size < 1:
             raise ValueError(f"chunk must be at least 1, got {size}")
         for x, y in zip(images.split(size), labels.split(size), strict=True):
