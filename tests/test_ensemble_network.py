@@ -37,6 +37,17 @@ class Residual(nn.Module):
         return self.outer(x.flatten(1) + self.scale * torch.tanh(self.inner(x.flatten(1))))
 
 
+class PartlyUnused(nn.Module):
+    """A parameter that the outputs do not depend on."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+
+
 def convolutional():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
@@ -97,6 +108,7 @@ ARCHITECTURES = {
     "perceptron": (perceptron, (2, 3)),
     "lone layer": (lambda: nn.Linear(6, 3), (6,)),
     "residual": (Residual, (2, 3)),
+    "partly unused": (PartlyUnused, (2, 3)),
     "convolutional": (convolutional, (2, 4, 4)),
     "strided": (strided, (2, 5, 5)),
     "nested": (nested, (2, 3)),
@@ -135,7 +147,9 @@ def test_explicit_and_vmapped_gradients_equal_autograd(name, loss):
     for r, model in enumerate(models):
         expected = criterion(model(x[r]), y[r])
         parameters = dict(model.named_parameters())
-        exact = torch.autograd.grad(expected, [parameters[n] for n in trained])
+        exact = torch.autograd.grad(
+            expected, [parameters[n] for n in trained], materialize_grads=True
+        )
         for losses, gradients in found:
             torch.testing.assert_close(losses[r], expected.detach())
             for n, g in zip(trained, exact, strict=True):
