@@ -278,7 +278,7 @@ def _conv_relu_pool(tensors: Tensors, x: Tensor) -> Tensor:
         # the kernels follow torch's own setting, as its matrix products do
         exact = torch.get_float32_matmul_precision() == "highest"
         return conv_relu_pool(x, weight, bias, precision="tf32x3" if exact else "tf32")
-    # On a CPU grouped convolutions, and pooling with the channels first, take several times as long.
+    # On a CPU grouped convolutions, and pooling with channels first, take several times as long.
     pooled = [_channels_last(*replica) for replica in zip(x, weight, bias, strict=True)]
     return torch.stack(pooled).movedim(-1, 2)
 
