@@ -14,6 +14,7 @@ import json
 import platform
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +38,13 @@ class Training:
     """R replicas of the CNN on random images, and the step that trains them."""
 
     def __init__(
-        self, replicas: int, layer: Layer, steps: int, *, compiled: bool = False, device: str = "cuda"
+        self,
+        replicas: int,
+        layer: Layer,
+        steps: int,
+        *,
+        compiled: bool = False,
+        device: str = "cuda",
     ) -> None:
         generator = torch.Generator(device).manual_seed(0)
         random = partial(torch.randn, device=device, generator=generator)
@@ -140,7 +147,7 @@ def kernel_times(replicas: int, layer: Layer, *, compiled: bool) -> list[tuple[s
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         graph.replay()
         torch.cuda.synchronize()
-    events = sorted(profile.events(), key=lambda event: event.time_range.start)
+    events = sorted(profile.events() or [], key=lambda event: event.time_range.start)
     return [(event.name, event.device_time_total) for event in events if event.device_time_total]
 
 
@@ -167,23 +174,22 @@ def relative_errors(precision: str, replicas: int = 2) -> dict[str, list[float]]
         held = torch.where(argmax < 4, taken, 0.0)
         twin = (held, *torch.autograd.grad(held, exact, cotangent.double()))
         errors[f"{c}→{o}"] = [
-            float((a.double() - b).detach().norm() / b.detach().norm()) for a, b in zip(ours, twin, strict=True)
+            float((a.double() - b).detach().norm() / b.detach().norm())
+            for a, b in zip(ours, twin, strict=True)
         ]
     return errors
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     parser.add_argument("--replicas", type=int, nargs="+", default=[16, 4, 1])
     args = parser.parse_args()
-    import triton
-
     torch.set_float32_matmul_precision("high")  # TF32 in the linear layer too, in every version
     record: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": version("triton"),
         "python": platform.python_version(),
         "steps": {},
     }
@@ -195,9 +201,13 @@ def main() -> None:
         "tf32": (conv_relu_pool, True),
         "tf32x3": (partial(conv_relu_pool, precision="tf32x3"), True),
     }
+    wanted = dict.fromkeys(versions, args.replicas) | {
+        "eager": [1],
+        "tf32x3": [max(args.replicas)],
+    }
     for replicas in args.replicas:
         for name, (layer, graph) in versions.items():
-            if not graph and replicas > 1 or name == "tf32x3" and replicas < max(args.replicas):
+            if replicas not in wanted[name]:
                 continue
             time = step_time(replicas, layer, graph=graph, compiled=graph)
             record["steps"][f"{replicas} {name}"] = time

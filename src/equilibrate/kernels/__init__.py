@@ -18,11 +18,14 @@ from ._geometry import Geometry
 __all__ = ["Precision", "conv_relu_pool", "conv_relu_pool_reference", "why_not_fused"]
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
-"""How products of float32 are formed: one TF32 product, three that carry float32, or plain FMA."""
+"""How products of float32 are formed: one TF32 product, three that carry float32, or plain FMA.
+
+In the latter two the gradient that comes in is rounded to 22 bits.
+"""
 
 HAS_TRITON = find_spec("triton") is not None
-LIMITS = {"channels": 64, "outputs": 64, "filter": 7}
-"""Largest sizes the kernels keep in registers."""
+LIMITS = {"channels": 32, "outputs": 32, "filter": 7}
+"""Largest sizes whose blocks the chip can hold."""
 
 
 def conv_relu_pool_reference(
@@ -68,9 +71,7 @@ def why_not_fused(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
     return None
 
 
-def _check(
-    x: Tensor, weight: Tensor, bias: Tensor, index: Tensor | None, precision: str
-) -> None:
+def _check(x: Tensor, weight: Tensor, bias: Tensor, index: Tensor | None, precision: str) -> None:
     if precision not in ("tf32", "tf32x3", "ieee"):
         raise ValueError(f"precision must be 'tf32', 'tf32x3' or 'ieee', got {precision!r}")
     wanted = "(R, B, C, H, W)" if index is None else "(N, C, H, W)"
@@ -104,7 +105,7 @@ def conv_relu_pool(
     are passed as `x.expand(R, …)`; with an `index` (R, B), x is a data set (N, C, H, W) and replica
     r sees x[index[r]]. Like torch, the gradient goes to the first of equal maxima, and nowhere if
     the ReLU is dead. Runs are reproducible bit for bit. A NaN or an infinity in x spreads over the
-    2×2 windows that see it; one in a gradient reaches at least the bias.
+    2×2 windows that see it.
 
     Operands the kernels cannot take go through `conv_relu_pool_reference`, in the precision torch
     is set to; `why_not_fused` says why.
@@ -162,8 +163,8 @@ def _gradients(
     from . import _launch
 
     g = Geometry.of(weight, grad)
-    grad_x, *parameters = _launch.gradients(packed, grad, argmax, weight, g, precision)
-    return _channels_first(grad_x), *parameters
+    grad_x, grad_weight, grad_bias = _launch.gradients(packed, grad, argmax, weight, g, precision)
+    return _channels_first(grad_x), grad_weight, grad_bias
 
 
 @_forward.register_fake

@@ -48,6 +48,16 @@ class Geometry:
         return (self.replicas, self.batch, *size, self.padded_channels)
 
     @property
+    def output_blocks(self) -> tuple[int, int]:
+        """Main block and tail of the outputs; a matrix product sums over 16 at least."""
+        return main_and_tail(self.outputs, least=16)
+
+    @property
+    def channel_blocks(self) -> tuple[int, int]:
+        """Main block and tail of the channels."""
+        return main_and_tail(self.channels)
+
+    @property
     def patch(self) -> int:
         """Entries of the patch under a pooled pixel."""
         return (self.filter + 1) ** 2 * self.padded_channels
@@ -78,13 +88,13 @@ def power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def main_and_tail(count: int) -> tuple[int, int]:
-    """Two powers of two, or one and 0, that cover `count` with the fewest left over.
+def main_and_tail(count: int, least: int = 4) -> tuple[int, int]:
+    """Two powers of two, the first no less than `least`, or one and 0: what covers `count` best.
 
     >>> main_and_tail(16), main_and_tail(20), main_and_tail(3), main_and_tail(30)
     ((16, 0), (16, 4), (4, 0), (32, 0))
     """
-    main = max(4, 1 << (count.bit_length() - 1))
+    main = max(least, 1 << (count.bit_length() - 1))
     rest = max(0, count - main)
     if rest == 0:
         return main, 0

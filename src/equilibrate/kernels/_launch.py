@@ -1,5 +1,8 @@
 """Buffers, grids and streams of the Triton kernels (only imported where Triton is)."""
 
+# pyright: reportIndexIssue=false
+# A kernel is subscripted with its grid, which its type does not say where Triton is missing.
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _triton as kernels
-from ._geometry import Geometry, blocks, main_and_tail, power_of_two
+from . import _products, _repack
+from ._geometry import Geometry, blocks, power_of_two
 
 BLOCK = 512
 """Entries a program of the elementwise kernels handles; its choice hardly matters."""
@@ -54,10 +57,14 @@ def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
     """
     if precision != "tf32":
         tile, programs = Tile(m=16, k=64, warps=8, stages=1), 4 * CHIP
+    elif g.outputs > 24:
+        tile, programs = Tile(m=16, k=32, warps=2, stages=1), 8 * CHIP
     elif g.patch <= 192:
         tile, programs = Tile(m=16, k=64, warps=2, stages=1), 6 * CHIP
-    else:
+    elif g.pooled >= 4096:
         tile, programs = Tile(m=32, k=64, warps=2, stages=1), 8 * CHIP
+    else:
+        tile, programs = Tile(m=16, k=64, warps=2, stages=1), 3 * CHIP
     splits = programs // (g.replicas * blocks(g.patch, tile.k))
     return tile, min(max(1, splits), 32)
 
@@ -66,8 +73,9 @@ def input_gradient_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the input gradient (its k follows from the channels)."""
     if precision != "tf32":
         return Tile(m=64, k=16, warps=8, stages=2)
-    m = 128 if g.replicas * g.pooled >= 128 * CHIP else 64
-    return Tile(m=m, k=16, warps=4, stages=3)
+    if g.replicas * g.pooled < 128 * CHIP or g.channels * g.outputs > 512:
+        return Tile(m=64, k=16, warps=4, stages=2)
+    return Tile(m=128, k=16, warps=4, stages=3)
 
 
 @cache
@@ -112,7 +120,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pooled activations, where each maximum sat (4: ReLU dead), and the packed images."""
     tile = tile or forward_tile(g, precision)
-    main, tail = main_and_tail(g.outputs)
+    main, tail = g.output_blocks
     columns, depth = 4 * (main + tail), blocks(g.patch, tile.k) * tile.k
     weight, bias = _rows_contiguous(weight), _rows_contiguous(bias)
     filters = x.new_empty(g.replicas, columns, depth)
@@ -120,13 +128,13 @@ def forward(
     y = x.new_empty(g.pooled_shape)
     argmax = x.new_empty(g.pooled_shape, dtype=torch.uint8)
     with _beside(x.device):
-        kernels.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
+        _repack.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
             weight, filters, weight.stride(0),
             O=g.outputs, C=g.channels, CP=g.padded_channels, F=g.filter, N=columns, KP=depth,
             ROUND=precision == "tf32", BLOCK=BLOCK,
         )  # fmt: skip
     pixels = packed[0, ..., 0].numel()
-    kernels.pack_kernel[(blocks(pixels, PIXELS), g.replicas)](
+    _repack.pack_kernel[(blocks(pixels, PIXELS), g.replicas)](
         x, None if index is None else index.contiguous(), packed,
         x.stride(0) if index is None else 0, x.stride(-4), pixels,
         STRIDE_C=x.stride(-3), STRIDE_Y=x.stride(-2), STRIDE_X=x.stride(-1),
@@ -134,7 +142,7 @@ def forward(
         H=g.height, W=g.width, PAD=g.filter // 2, ROUND=precision == "tf32", BLOCK=PIXELS,
     )  # fmt: skip
     _join(x.device)
-    kernels.forward_kernel[(blocks(g.pooled, tile.m), g.replicas)](
+    _products.forward_kernel[(blocks(g.pooled, tile.m), g.replicas)](
         packed, filters, bias, y, argmax, bias.stride(0), g.pooled,
         O=g.outputs, O_MAIN=main, O_TAIL=tail, CP=g.padded_channels,
         H=g.height, W=g.width, F=g.filter, KP=depth, BM=tile.m, BK=tile.k, PRECISION=precision,
@@ -177,12 +185,12 @@ def _tag(
 
     Each gradient carries its maximum's position; around each image lies a border of zeros.
     """
-    channels = sum(main_and_tail(g.outputs))
+    channels = sum(g.output_blocks)
     height, width = g.height // 2, g.width // 2
     tagged = grad.new_empty(g.replicas, g.batch, height + 2 * border, width + 2 * border, channels)
     pixels = tagged[0, ..., 0].numel()
     sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS), g.outputs)
-    kernels.tag_kernel[(sums.shape[1], g.replicas)](
+    _repack.tag_kernel[(sums.shape[1], g.replicas)](
         grad, argmax, tagged, sums, grad.stride(0), grad.stride(1), pixels,
         STRIDE_O=grad.stride(2), STRIDE_Y=grad.stride(3), STRIDE_X=grad.stride(4),
         O=g.outputs, OP=channels, OB=power_of_two(channels), H2=height, W2=width,
@@ -208,7 +216,7 @@ class WeightGradient:
             tile, splits = weight_gradient_tile(g, precision)
         self.packed, self.tagged, self.sums = packed, tagged, sums
         self.g, self.precision, self.tile = g, precision, tile
-        self.main, self.tail = main_and_tail(g.outputs)
+        self.main, self.tail = g.output_blocks
         self.steps = blocks(blocks(g.pooled, tile.m), splits)
         self.splits = blocks(g.pooled, self.steps * tile.m)
         columns = 4 * (self.main + self.tail)
@@ -221,7 +229,7 @@ class WeightGradient:
         g, tile = self.g, self.tile
         image, width = g.pooled // g.batch, g.width // 2
         whole = tile.m % image == 0 or (image % tile.m == 0 and tile.m % width == 0)
-        kernels.weight_gradient_kernel[(blocks(g.patch, tile.k), self.splits, g.replicas)](
+        _products.weight_gradient_kernel[(blocks(g.patch, tile.k), self.splits, g.replicas)](
             self.packed, self.tagged, self.partial, g.pooled,
             O_MAIN=self.main, O_TAIL=self.tail, CP=g.padded_channels, H=g.height, W=g.width,
             F=g.filter, BORDER=(self.tagged.shape[2] - g.height // 2) // 2, STEPS=self.steps,
@@ -229,7 +237,7 @@ class WeightGradient:
             PRECISION=self.precision, **tile.options,
         )  # fmt: skip
         block = 128
-        kernels.fold_kernel[(blocks(self.weight[0].numel(), block), g.replicas)](
+        _products.fold_kernel[(blocks(self.weight[0].numel(), block), g.replicas)](
             self.partial, self.sums, self.weight, self.bias,
             O=g.outputs, O_MAIN=self.main, O_TAIL=self.tail, OB=power_of_two(g.outputs),
             C=g.channels, CP=g.padded_channels, F=g.filter,
@@ -245,8 +253,8 @@ class InputGradient:
     ) -> None:
         self.given, self.g, self.precision = _rows_contiguous(weight), g, precision
         self.tile = tile or input_gradient_tile(g, precision)
-        main, tail = main_and_tail(g.outputs)
-        channels_main, channels_tail = main_and_tail(g.channels)
+        main, tail = g.output_blocks
+        channels_main, channels_tail = g.channel_blocks
         self.sizes: dict[str, Any] = {
             "O_MAIN": main, "O_TAIL": tail,
             "C": g.channels, "C_MAIN": channels_main, "C_TAIL": channels_tail, "REACH": g.reach,
@@ -258,7 +266,7 @@ class InputGradient:
     def expand(self) -> None:
         """Lay the weights out as the product reads them."""
         g = self.g
-        kernels.expand_transpose_kernel[(blocks(self.filters[0].numel(), BLOCK), g.replicas)](
+        _repack.expand_transpose_kernel[(blocks(self.filters[0].numel(), BLOCK), g.replicas)](
             self.given, self.filters, self.given.stride(0),
             O=g.outputs, F=g.filter, ROUND=self.precision == "tf32", BLOCK=BLOCK, **self.sizes,
         )  # fmt: skip
@@ -266,7 +274,8 @@ class InputGradient:
     def launch(self, tagged: Tensor) -> None:
         """Fill `x`, from tagged gradients with a border of `g.reach`."""
         g, tile = self.g, self.tile
-        kernels.input_gradient_kernel[(blocks(g.pooled, tile.m), g.replicas)](
+        _products.input_gradient_kernel[(blocks(g.pooled, tile.m), g.replicas)](
             self.filters, tagged, self.x, g.pooled,
-            H=g.height, W=g.width, BM=tile.m, PRECISION=self.precision, **self.sizes, **tile.options,
+            H=g.height, W=g.width, BM=tile.m, PRECISION=self.precision,
+            **self.sizes, **tile.options,
         )  # fmt: skip

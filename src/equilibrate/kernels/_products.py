@@ -1,166 +1,28 @@
-"""The Triton kernels behind `conv_relu_pool`; `_launch.py` names their shapes and starts them.
+"""Triton kernels of the three matrix products behind `conv_relu_pool`.
 
-A pooled pixel sees an (F+1)² patch of the input, and its four candidates are four shifted F² filters
-in that patch. So the convolution is one matrix product, patch (K = (F+1)²·C) times filters (N = 4·O),
-with the maximum over the four taken in registers: each input is read once for all four. The filter
-matrix is 25/36 full at F = 5; the tensor cores have the slack, the memory has not.
+A pooled pixel sees an (F+1)² patch of the input, and its four candidates are four shifted F²
+filters in that patch. So the convolution is one product, patch (K = (F+1)²·C) times filters
+(N = 4·O), with the maximum over the four taken in registers: each patch is read once for all four.
+At F = 5 the filter matrix is 25/36 full; the tensor cores have the slack, the memory has not.
 
-    forward           Y[m, (o, p)] = Σ_k patch[m, k] · filters[(o, p), k],  then bias, max over p, ReLU
-    weight gradient   D[k, (p, o)] = Σ_m patch[m, k] · S[m, (p, o)],        then fold p into the filter
-    input gradient    X[m, (s, c)] = Σ_j S[m + j, (p, o)] · filters'[(s, c), (j, p, o)]
+    forward          Y[m, (o, p)] = Σ_k patch[m, k] filters[(o, p), k]; then bias, max over p, ReLU
+    weight gradient  D[k, (p, o)] = Σ_m patch[m, k] S[m, (p, o)];       then p is folded in
+    input gradient   X[m, (s, c)] = Σ_j S[m + j, (p, o)] filters'[(s, c), (j, p, o)]
 
-where m runs over pooled pixels, p over the four pool positions, s over the four pixels of a 2×2 block
-of the input, j over the neighbouring pooled pixels and S[m, (p, o)] is the gradient of pooled pixel m
-if its maximum sat at p, else 0.
-Powers of two rule block shapes, so a count such as O = 20 is covered by a main block of 16 and a tail
-of 4 (names ending in `_TAIL`; 0 for none), not by 32.
+Here m runs over pooled pixels, p over the four pool positions, s over the four pixels of a 2×2
+block of the input, j over the neighbouring pooled pixels, and S[m, (p, o)] is the gradient of
+pooled pixel m if its maximum sat at p, else 0.
+Block shapes are powers of two; so a count such as O = 20 is covered by a main block of 16 and a
+tail of 4 (names ending in `_TAIL`; 0 for none), not by 32.
 """
+
+# ruff: noqa: E741, SIM108
+# pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false
+# O is the number of filters, as in the shape (R, O, C, F, F). Branches on constants are decided
+# while Triton compiles, and written out.
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def round_mantissa(v, BITS: tl.constexpr):
-    """Clear the lowest bits of a float32, rounding to nearest.
-
-    13 bits make it a TF32 number. The tensor cores would cut them off and so bias every product.
-    """
-    bits = v.to(tl.int32, bitcast=True)
-    rounded = (bits + (1 << (BITS - 1))) & -(1 << BITS)
-    return tl.where(v == v, rounded.to(tl.float32, bitcast=True), v)
-
-
-@triton.jit
-def pack_kernel(
-    x, index, packed, stride_r, stride_b, pixels,
-    STRIDE_C: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, CB: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    PAD: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Copy images to channels-last with a border of zeros: (R, B, H+2·PAD, W+2·PAD, CP).
-
-    With an `index`, image (r, b) is image index[r, b] of x, and stride_r is not used.
-    """
-    HP: tl.constexpr = H + 2 * PAD
-    WP: tl.constexpr = W + 2 * PAD
-    r = tl.program_id(1).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = tl.arange(0, CB)
-    b = pixel // (HP * WP)
-    iy = pixel // WP % HP - PAD
-    ix = pixel % WP - PAD
-    inside = (pixel < pixels) & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
-    if index is None:
-        image = r * stride_r + b * stride_b
-    else:
-        image = tl.load(index + r * (pixels // (HP * WP)) + b, mask=inside, other=0) * stride_b
-    source = x + image + iy * STRIDE_Y + ix * STRIDE_X
-    v = tl.load(
-        source[:, None] + c[None, :] * STRIDE_C, mask=inside[:, None] & (c < C)[None, :], other=0.0
-    )
-    if ROUND:
-        v = round_mantissa(v, 13)
-    target = packed + r * pixels * CP + pixel[:, None] * CP + c[None, :]
-    tl.store(target, v, mask=(pixel < pixels)[:, None] & (c < CP)[None, :])
-
-
-@triton.jit
-def tag_kernel(
-    grad, argmax, tagged, sums, stride_r, stride_b, pixels,
-    STRIDE_O: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
-    O: tl.constexpr, OP: tl.constexpr, OB: tl.constexpr, H2: tl.constexpr, W2: tl.constexpr,
-    BORDER: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Put each gradient and the position of its maximum into one word, channels last, bordered by 0.
-
-    The position takes the lowest two bits, which TF32 does not see; else the rest is rounded to 22.
-    A dead ReLU's gradient is 0. `sums` gets each program's share of the bias gradient.
-    """
-    r = tl.program_id(1).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    o = tl.arange(0, OB)
-    HP: tl.constexpr = H2 + 2 * BORDER
-    WP: tl.constexpr = W2 + 2 * BORDER
-    b = pixel // (HP * WP)
-    qy = pixel // WP % HP - BORDER
-    qx = pixel % WP - BORDER
-    inside = (pixel < pixels) & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
-    mask = inside[:, None] & (o < O)[None, :]
-    source = grad + r * stride_r + b * stride_b + qy * STRIDE_Y + qx * STRIDE_X
-    g = tl.load(source[:, None] + o[None, :] * STRIDE_O, mask=mask, other=0.0)
-    images = pixels // (HP * WP)
-    index = argmax + ((r * images + b) * (H2 * W2) + qy * W2 + qx) * O
-    i = tl.load(index[:, None] + o[None, :], mask=mask, other=4).to(tl.int32)
-    g = tl.where(i < 4, g, 0.0)
-    share = sums + (r * tl.num_programs(0) + tl.program_id(0)) * O
-    tl.store(share + o, tl.sum(g, axis=0), mask=o < O)
-    v = round_mantissa(g, 13 if ROUND else 2)
-    v = ((v.to(tl.int32, bitcast=True) & -4) | (i & 3)).to(tl.float32, bitcast=True)
-    target = tagged + r * pixels * OP + pixel[:, None] * OP + o[None, :]
-    tl.store(target, v, mask=(pixel < pixels)[:, None] & (o < OP)[None, :])
-
-
-@triton.jit
-def expand_filters_kernel(
-    weight, filters, stride_r,
-    O: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
-    N: tl.constexpr, KP: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """filters[r, 4·o + p, (y, x, c)] = weight[r, o, c, y − p_y, x − p_x], 0 outside."""
-    r = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n = t // KP
-    k = t % KP
-    o = n // 4
-    tap = k // CP
-    c = k % CP
-    dy = tap // (F + 1) - n % 4 // 2
-    dx = tap % (F + 1) - n % 2
-    valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
-    v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
-    if ROUND:
-        v = round_mantissa(v, 13)
-    tl.store(filters + r * N * KP + t, v, mask=n < N)
-
-
-@triton.jit
-def split_main_tail(t, MAIN: tl.constexpr, TAIL: tl.constexpr):
-    """(quarter, channel) of column t: four blocks of MAIN channels, then four of TAIL."""
-    if TAIL > 0:
-        u = t - 4 * MAIN
-        return tl.where(u < 0, t // MAIN, u // TAIL), tl.where(u < 0, t % MAIN, MAIN + u % TAIL)
-    else:
-        return t // MAIN, t % MAIN
-
-
-@triton.jit
-def expand_transpose_kernel(
-    weight, filters, stride_r,
-    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
-    C: tl.constexpr, C_MAIN: tl.constexpr, C_TAIL: tl.constexpr,
-    F: tl.constexpr, REACH: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """filters'[r, (s, c), (j, p, o)] = weight[r, o, c, dy, dx], dy = s_y + F//2 − 2·j_y − p_y."""
-    SPAN: tl.constexpr = 2 * REACH + 1
-    OP: tl.constexpr = O_MAIN + O_TAIL
-    N: tl.constexpr = 4 * (C_MAIN + C_TAIL)
-    K: tl.constexpr = SPAN * SPAN * 4 * OP
-    r = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n = t // K
-    k = t % K
-    j = k // (4 * OP)
-    k = k % (4 * OP)
-    p, o = split_main_tail(k, O_MAIN, O_TAIL)
-    s, c = split_main_tail(n, C_MAIN, C_TAIL)
-    dy = s // 2 + F // 2 - 2 * (j // SPAN - REACH) - p // 2
-    dx = s % 2 + F // 2 - 2 * (j % SPAN - REACH) - p % 2
-    valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
-    v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
-    if ROUND:
-        v = round_mantissa(v, 13)
-    tl.store(filters + r * N * K + t, v, mask=n < N)
 
 
 @triton.jit
@@ -169,6 +31,16 @@ def patch_offset(k, CP: tl.constexpr, WP: tl.constexpr, F: tl.constexpr):
     SEGMENT: tl.constexpr = (F + 1) * CP
     offset = k + k // SEGMENT * (WP * CP - SEGMENT)
     return tl.max_contiguous(tl.multiple_of(offset, 4), 4)  # CP is a multiple of 4
+
+
+@triton.jit
+def patch_start(row, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
+    """Which pixel of the packed images is the first of the patch under pooled pixel `row`."""
+    HP: tl.constexpr = H + F // 2 * 2
+    WP: tl.constexpr = W + F // 2 * 2
+    H2: tl.constexpr = H // 2
+    W2: tl.constexpr = W // 2
+    return (row // (H2 * W2) * HP + row // W2 % H2 * 2) * WP + row % W2 * 2
 
 
 @triton.jit
@@ -189,9 +61,8 @@ def forward_kernel(
     BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[r, m, o] and argmax[r, m, o] for BM pooled pixels of one replica."""
-    PAD: tl.constexpr = F // 2
-    HP: tl.constexpr = H + 2 * PAD
-    WP: tl.constexpr = W + 2 * PAD
+    HP: tl.constexpr = H + F // 2 * 2
+    WP: tl.constexpr = W + F // 2 * 2
     H2: tl.constexpr = H // 2
     W2: tl.constexpr = W // 2
     K: tl.constexpr = (F + 1) * (F + 1) * CP
@@ -200,8 +71,7 @@ def forward_kernel(
     r = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     row = tl.minimum(m, M - 1).to(tl.uint32)
-    start = (row // (H2 * W2) * HP + row // W2 % H2 * 2) * WP + row % W2 * 2
-    patch = packed + r * (M // (H2 * W2) * (HP * WP * CP)) + start * CP
+    patch = packed + r * (M // (H2 * W2) * (HP * WP * CP)) + patch_start(row, H, W, F) * CP
     filters += r * ((N_MAIN + N_TAIL) * KP)
     n = tl.arange(0, N_MAIN)
     acc = tl.zeros((BM, N_MAIN), tl.float32)
@@ -247,16 +117,6 @@ def pooled_pixel(row, H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr):
     HP: tl.constexpr = H2 + 2 * BORDER
     WP: tl.constexpr = W2 + 2 * BORDER
     return (row // (H2 * W2) * HP + row // W2 % H2 + BORDER) * WP + row % W2 + BORDER
-
-
-@triton.jit
-def patch_start(row, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
-    """Which pixel of the packed images is the first of the patch under pooled pixel `row`."""
-    HP: tl.constexpr = H + F // 2 * 2
-    WP: tl.constexpr = W + F // 2 * 2
-    H2: tl.constexpr = H // 2
-    W2: tl.constexpr = W // 2
-    return (row // (H2 * W2) * HP + row // W2 % H2 * 2) * WP + row % W2 * 2
 
 
 @triton.jit
@@ -444,7 +304,9 @@ def input_gradient_kernel(
             acc = tl.dot(s, w, acc, input_precision=PRECISION)
             if C_TAIL > 0:
                 rest = filters + n_tail[None, :] * K + j * (4 * OP) + p * O_MAIN
-                acc_tail = tl.dot(s, tl.load(rest + o[:, None]), acc_tail, input_precision=PRECISION)
+                acc_tail = tl.dot(
+                    s, tl.load(rest + o[:, None]), acc_tail, input_precision=PRECISION
+                )
         if O_TAIL > 0:
             s = where_tagged(t_tail, (k_tail // O_TAIL)[None, :])
             acc = tl.dot(s, tl.load(columns_tail + j * (4 * OP)), acc, input_precision=PRECISION)
