@@ -22,7 +22,8 @@ def stepped(dtype=torch.float64, replicas=(R,)) -> Snapshot:
 def table():
     """Every public function of a snapshot, with its further arguments filled in."""
     for name, function in inspect.getmembers(observables, inspect.isfunction):
-        arguments = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        arguments = [p.name for p in parameters if p.default is inspect.Parameter.empty]
         if function.__module__ != observables.__name__ or arguments[:1] != ["s"]:
             continue
         if name.startswith("_") or name in VECTORS:

@@ -44,7 +44,7 @@ def test_products_of_every_layout(name):
     assert square == pytest.approx(naive(z, z), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", PAIRS.keys() - {"sparse"})
+@pytest.mark.parametrize("name", [name for name in PAIRS if name != "sparse"])
 def test_gram_holds_each_pair_once(name):
     a, b = PAIRS[name]()
     aa, ab, bb = gram([a, a], [b, b])
