@@ -189,15 +189,15 @@ class BlockProbe(SGDProbe):
         self._age = 0  # steps since it was measured
 
     @abstractmethod
-    def _vectors(self, params: list[Tensor]) -> list[Tensor]:
-        """The z of each tensor."""
+    def _vectors(self) -> list[Tensor]:
+        """The z of each watched tensor."""
 
     @abstractmethod
     def _is_due(self) -> bool:
         """Whether the carried number is needed and missing."""
 
     @abstractmethod
-    def _measure(self, params: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _measure(self, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Both sides of a step and the carried number after it, from scratch."""
 
     @abstractmethod
@@ -206,7 +206,7 @@ class BlockProbe(SGDProbe):
 
     def before(self, group: Group) -> None:
         trusted = self._carried is None or self._versions is None
-        if not trusted and self._versions != self._versions_of(self._live):
+        if not trusted and self._versions != self._versions_with(self._vectors()):
             self._close()
             self._carried = None
 
@@ -220,18 +220,19 @@ class BlockProbe(SGDProbe):
             self._close()
             self._carried = None
             self._watch(moving)
+        vectors = self._vectors()
         # Under gradient scaling a fused step may have been skipped, unknown to the host.
         maybe_skipped = getattr(self._optimizer, "found_inf", None) is not None
         if maybe_skipped or self._is_due():
             self._close()
-            left, right, self._carried = self._measure(self._live)
+            left, right, self._carried = self._measure(vectors)
             self._note(left, right, moving)
             self._age = 0
         else:
-            self._rows.append(products(self._live, self._vectors(self._live)))
+            self._rows.append(products(self._live, vectors))
         self._age += 1
         if self._carried is not None:
-            self._versions = self._versions_of(self._live)
+            self._versions = self._versions_with(vectors)
 
     def _watch(self, moving: list[int]) -> None:
         self._watched, self._live = moving, [self._params[i] for i in moving]
@@ -243,8 +244,9 @@ class BlockProbe(SGDProbe):
             left, right, self._carried = self._work_out(*block.unbind(-1))
             self._note(left, right, self._watched)
 
-    def _versions_of(self, params: list[Tensor]) -> list[int]:
-        return [p._version for p in params]
+    def _versions_with(self, vectors: list[Tensor]) -> list[int]:
+        """Those of all that the carried number was made of."""
+        return [p._version for p in self._live]
 
     def state_dict(self) -> dict[str, Any]:
         return {"carried": self._carried, "age": self._age, "watched": self._watched}
@@ -274,14 +276,14 @@ class PlainProbe(BlockProbe):
             (self._measured[len(self._rows) - 1],) = gram(self._live)
             self._age = 1
 
-    def _vectors(self, params: list[Tensor]) -> list[Tensor]:
-        return [p.grad for p in params]  # pyright: ignore[reportReturnType]
+    def _vectors(self) -> list[Tensor]:
+        return [p.grad for p in self._live]  # pyright: ignore[reportReturnType]
 
     def _is_due(self) -> bool:
         return self._settings.decay != 0 and self._carried is None
 
-    def _measure(self, params: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        norm, along, square = gram(params, self._vectors(params))
+    def _measure(self, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        norm, along, square = gram(self._live, vectors)
         return *self._both(along, square, norm), norm
 
     def _work_out(self, along: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -306,17 +308,17 @@ class PlainProbe(BlockProbe):
 class MomentumProbe(BlockProbe):
     """SGD with momentum: θ′·b′ = μ θ·b + (1−ν) θ·w − ηb′² is solved for θ·w; θ·b is carried."""
 
-    def _vectors(self, params: list[Tensor]) -> list[Tensor]:
-        return momentum_buffers(self._optimizer, params)
+    def _vectors(self) -> list[Tensor]:
+        return momentum_buffers(self._optimizer, self._live)
 
     def _is_due(self) -> bool:
         return self._carried is None
 
-    def _measure(self, params: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _measure(self, vectors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         lr, momentum, dampening, decay, sign = self._settings
-        grads = [p.grad.to_dense() for p in params if p.grad is not None]
-        buffers = [b.to_dense() for b in self._vectors(params)]
-        pp, pg, pb, _, gb, bb = gram(params, grads, buffers)
+        grads = [p.grad.to_dense() for p in self._live if p.grad is not None]
+        buffers = [b.to_dense() for b in vectors]
+        pp, pg, pb, _, gb, bb = gram(self._live, grads, buffers)
         left = sign * (pg + lr * gb) + decay * (pp + 2 * lr * pb + lr**2 * bb)  # (θ′ + ηb′)·w
         return left, fdr1_coefficient(lr, momentum, dampening) * bb, pb
 
@@ -327,10 +329,8 @@ class MomentumProbe(BlockProbe):
         left = (along - momentum * before + lr * square) / (1 - dampening)
         return left, fdr1_coefficient(lr, momentum, dampening) * square, along[-1]
 
-    def _versions_of(self, params: list[Tensor]) -> list[int]:
-        state = self._optimizer.state
-        buffers = [b for p in params if (b := state.get(p, {}).get("momentum_buffer")) is not None]
-        return [t._version for t in (*params, *buffers)]
+    def _versions_with(self, vectors: list[Tensor]) -> list[int]:
+        return [t._version for t in (*self._live, *vectors)]
 
 
 class NesterovProbe(SGDProbe):
@@ -367,5 +367,6 @@ def learning_rate(group: Group) -> Scalar:
 
 
 def momentum_buffers(optimizer: Optimizer, params: list[Tensor]) -> list[Tensor]:
-    """Torch's b = −v of parameters that have moved."""
-    return [optimizer.state[p]["momentum_buffer"] for p in params]
+    """Torch's b = −v of those parameters that have one."""
+    states = [optimizer.state.get(p, {}) for p in params]
+    return [b for state in states if (b := state.get("momentum_buffer")) is not None]
