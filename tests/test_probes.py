@@ -86,3 +86,30 @@ def test_a_step_that_forgets_the_parameters_is_refused(form):
     p.grad = torch.ones(2)
     with pytest.raises(ValueError, match="lr × weight_decay is 1"):
         optimizer.step()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_on_a_gpu_no_step_waits_and_the_readings_are_those_of_a_cpu(form, fused):
+    def readings(device, sync_debug_mode):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
+        xs, ys = torch.randn(200, 8, 5), torch.randn(200, 8, 3)
+        model, xs, ys = model.to(device), xs.to(device), ys.to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused, **form)
+        monitor = eq.Monitor(optimizer, names=model.named_parameters())
+        for t, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            if t == 3:  # libraries have been loaded
+                torch.cuda.set_sync_debug_mode(sync_debug_mode)
+            optimizer.step()
+        torch.cuda.set_sync_debug_mode("default")
+        return monitor.readings()
+
+    expected = readings("cpu", "default")
+    for name, reading in readings("cuda", "error").items():
+        assert reading.left == pytest.approx(expected[name].left, rel=1e-3)
+        assert reading.right == pytest.approx(expected[name].right, rel=1e-3)
