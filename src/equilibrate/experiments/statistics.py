@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equilibrate.estimates import student_quantile
 from equilibrate.experiments.results import Array
 
 CONFIDENCE = 0.95
@@ -37,11 +38,9 @@ def estimate(values: Array) -> Estimate:
     >>> round(e.mean, 3), round(e.half_width, 3)  # t(0.975, 2) = 4.303, s/√n = 0.577
     (2.0, 2.484)
     """
-    from scipy.special import stdtrit
-
     n = len(values)
     mean = float(np.mean(values)) if n else math.nan
     if n < 2:
         return Estimate(mean, math.nan)
-    quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    quantile = student_quantile(CONFIDENCE, n - 1)
     return Estimate(mean, quantile * float(np.std(values, ddof=1)) / math.sqrt(n))
