@@ -242,7 +242,8 @@ def fold_kernel(
             k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
             n = tl.where(o < O_MAIN, p * O_MAIN + o, 4 * O_MAIN + p * O_TAIL + o - O_MAIN)
             source = partial + ((split * replicas + r) * K + k) * (4 * OP) + n
-            acc += tl.load(source, mask=(dy < F) & (split < SPLITS), other=0.0)
+            inside = (dy < F) & (tl.full((BLOCK,), split, tl.int32) < SPLITS)
+            acc += tl.load(source, mask=inside, other=0.0)
     target = ((r * O + o) * C + c) * (F * F) + dy * F + dx
     tl.store(grad_weight + target, acc, mask=dy < F)
     if tl.program_id(0) == 0:
