@@ -58,7 +58,12 @@ def compare(times: Sequence[float], baseline: Sequence[float]) -> Comparison:
 
 def write(path: Path, results: Any) -> None:
     """Write results as JSON, with the environment that they were made in."""
-    where = environment() | {"cpu": _cpu(), "cpus": os.cpu_count(), "load": os.getloadavg()}
+    where = environment() | {
+        "cpu": _cpu(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg(),
+        "niceness": os.nice(0),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"environment": where, "results": results}, indent=1, default=_plain)
     one_line = re.sub(r"\[[^\[\]{}]*\]", lambda numbers: " ".join(numbers[0].split()), text)

@@ -97,7 +97,7 @@ MLP = Workload(
     (1, 28, 28),
     100,
     {"lr": 0.1, "weight_decay": 0.01},
-    rounds=50,
+    rounds=30,
     burst=128,
 )
 WORKLOADS = {
@@ -110,7 +110,7 @@ WORKLOADS = {
         (3, 32, 32),
         100,
         {"lr": 0.1, "weight_decay": 0.01},
-        rounds=40,
+        rounds=30,
         burst=4,
     ),
     "resnet18": Workload(
@@ -119,7 +119,7 @@ WORKLOADS = {
         (3, 32, 32),
         16,
         {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9},
-        rounds=20,
+        rounds=10,
         burst=1,
     ),
 }
