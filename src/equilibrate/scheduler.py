@@ -105,7 +105,7 @@ class FDRScheduler(LRScheduler):
         """Decide, and return the learning rate of each group from now on."""
         current = [float(group["lr"]) for group in self.optimizer.param_groups]
         reading = self.monitor.reading()
-        if self._is_initial or self.last_epoch == 0:
+        if self.last_epoch == 0:
             self.monitor.reset()
             decision = Decision(False, "started: averages begin here", reading, tuple(current))
         else:
