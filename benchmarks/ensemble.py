@@ -15,16 +15,14 @@ Rows of a table:
                         variant can do without them, so this bounds the speed-up
 """
 
-import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import Comparison, compare, interleave, write
+from harness import Comparison, command, compare, interleave
 from torch import nn
 
 import equilibrate as eq
@@ -202,25 +200,5 @@ def _ratio(c: Comparison) -> str:
     return f"{c.ratio:.2f} ({low:.2f} to {high:.2f})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, help="instead of each workload's own number")
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "results" / "ensemble.json"
-    )
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    results = {}
-    for name in options.workload:
-        workload = WORKLOADS[name]
-        results[name] = run(replace(workload, rounds=options.rounds or workload.rounds))
-        print(table(results[name]), end="\n\n", flush=True)
-    write(options.out, results)
-    print(f"written to {options.out}")
-
-
 if __name__ == "__main__":
-    main()
+    command(__file__, __doc__, WORKLOADS, run, table)

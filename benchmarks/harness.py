@@ -4,16 +4,18 @@ A machine's speed drifts, so variants are measured in turn, in a new random orde
 ratio is the median over rounds of what two variants took in the same round.
 """
 
+import argparse
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from equilibrate.records import environment
 
@@ -86,3 +88,29 @@ def _cpu() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else "unknown"
+
+
+def command(
+    file: str,
+    description: str | None,
+    workloads: Mapping[str, Any],
+    run: Callable[[Any], dict[str, Any]],
+    table: Callable[[dict[str, Any]], str],
+) -> None:
+    """The command line of a benchmark: measure workloads one by one, print tables, write JSON."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", nargs="+", choices=workloads, default=list(workloads))
+    parser.add_argument("--rounds", type=int, help="instead of each workload's own number")
+    default = Path(file).parent / "results" / f"{Path(file).stem}.json"
+    parser.add_argument("--out", type=Path, default=default)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {}
+    for name in options.workload:
+        workload = workloads[name]
+        results[name] = run(replace(workload, rounds=options.rounds or workload.rounds))
+        print(table(results[name]), end="\n\n", flush=True)
+    write(options.out, results)
+    print(f"written to {options.out}")

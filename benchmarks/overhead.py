@@ -16,19 +16,17 @@ Rows of a table:
     fused               SGD(fused=True) without and with a monitor
 """
 
-import argparse
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import Comparison, compare, interleave, write
+from harness import Comparison, command, compare, interleave
 from torch import Tensor, nn
 
 import equilibrate as eq
@@ -351,25 +349,5 @@ def _ratio(c: Comparison) -> str:
     return f"{c.ratio:.4f} ({low:.4f} to {high:.4f})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, help="instead of each workload's own number")
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "results" / "overhead.json"
-    )
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    results = {}
-    for name in options.workload:
-        workload = WORKLOADS[name]
-        results[name] = run(replace(workload, rounds=options.rounds or workload.rounds))
-        print(table(results[name]), end="\n\n", flush=True)
-    write(options.out, results)
-    print(f"written to {options.out}")
-
-
 if __name__ == "__main__":
-    main()
+    command(__file__, __doc__, WORKLOADS, run, table)
