@@ -245,7 +245,9 @@ def test_other_precisions(form, dtype):
     monitor, naive = eq.Monitor(optimizer), NaiveSGDSides(optimizer)
     train(model, optimizer, naive)
     # In half precision the step itself is rounded, so θ + ηd is not quite θ.
-    assert_agrees(monitor.reading(), naive.left, naive.right, 1e-10 if dtype.itemsize == 8 else 0.01)
+    assert_agrees(
+        monitor.reading(), naive.left, naive.right, 1e-10 if dtype.itemsize == 8 else 0.01
+    )
 
 
 def test_channels_last_weights():
