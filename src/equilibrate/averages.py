@@ -41,7 +41,7 @@ class HalfRunningMean:
 
     @property
     def window(self) -> int:
-        """T − ⌊t/2⌋, the number of values that are averaged."""
+        """How many values are averaged, t − ⌊t/2⌋."""
         return self._count - self._count // 2
 
     @property
@@ -100,3 +100,74 @@ class HalfRunningMean:
         rows = self._rows.new_empty((capacity, *self.shape))
         rows[: len(kept)] = kept
         self._rows, self._end = rows, len(kept)
+
+
+class HalfRunningBlocks:
+    """`HalfRunningMean` for values that come in blocks of `size` steps (epochs), read between them.
+
+    After n blocks the window begins at step ⌊n·size/2⌋: where a block begins, or ⌊size/2⌋ steps
+    into it. So two sums a block are enough: the state stays small however many steps there are.
+
+    >>> mean = HalfRunningBlocks(size=3)
+    >>> mean.extend(torch.tensor([9.0, 1.0, 2.0]))
+    >>> mean.count, mean.window, float(mean.value)
+    (3, 2, 1.5)
+    """
+
+    def __init__(self, shape: Sequence[int] = (), *, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, the steps of a block, got {size}")
+        self.shape = tuple(shape)
+        self.size = size
+        self.reset()
+
+    @property
+    def count(self) -> int:
+        """t, the number of values since the last reset."""
+        return self._blocks * self.size
+
+    @property
+    def window(self) -> int:
+        """How many values are averaged, t − ⌊t/2⌋."""
+        return self.count - self.count // 2
+
+    @property
+    def value(self) -> Tensor:
+        """Ō(t), on the host; nan before the first block."""
+        if not self._blocks:
+            return torch.full(self.shape, torch.nan, dtype=torch.float64)
+        part = self._blocks % 2  # of an odd number the oldest block in the window is cut in two
+        return (self._sums[0, part] + self._sums[1:, 0].sum(0)) / self.window
+
+    def extend(self, values: Tensor) -> None:
+        """Take a block of values in, along the first axis."""
+        if values.shape != (self.size, *self.shape):
+            raise ValueError(
+                f"values must be one block of shape {(self.size, *self.shape)}, got "
+                f"{tuple(values.shape)}"
+            )
+        values = values.to("cpu", torch.float64)
+        sums = torch.stack([values.sum(0), values[self.size // 2 :].sum(0)])
+        self._blocks += 1
+        kept = self._blocks - self._blocks // 2
+        self._sums = torch.cat([self._sums, sums[None]])[-kept:]
+
+    def reset(self) -> None:
+        """Start again: t = 0."""
+        self._blocks = 0
+        self._sums = torch.empty((0, 2, *self.shape), dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that `load_state_dict` needs to go on bit by bit."""
+        return {"size": self.size, "blocks": self._blocks, "sums": self._sums.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, refusing one of other blocks."""
+        mine, other = (self.size, *self.shape), (state["size"], *state["sums"].shape[2:])
+        if mine != other:
+            raise ValueError(
+                f"state holds blocks of shape {other}, this average has {mine}: load the state of "
+                "the same model, made with the same options"
+            )
+        self._blocks = int(state["blocks"])
+        self._sums = state["sums"].clone()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equilibrate.averages import HalfRunningMean
+from equilibrate.averages import HalfRunningBlocks
 from equilibrate.ensemble.checks import PerReplica, check_data, check_models, per_replica
 from equilibrate.ensemble.graphs import captured
 from equilibrate.ensemble.network import Loss, Network
@@ -136,7 +136,7 @@ class Ensemble:
         on_cpu = self.device.type == "cpu"
         self._update = update if on_cpu else torch.compile(update, fullgraph=True, dynamic=False)
         self._advance = self._step if on_cpu else None
-        self._averages = [HalfRunningMean((columns,)) for _ in models]
+        self._averages = [HalfRunningBlocks((columns,), size=steps) for _ in models]
         self._drawn = -1, torch.empty(0)
         self._last_lrs = [math.nan] * replicas
         self._epoch = 0
