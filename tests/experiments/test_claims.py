@@ -8,7 +8,7 @@ import pytest
 from experiments.synthetic import write
 
 from equilibrate.experiments import claims, results
-from equilibrate.experiments.protocols import PROFILES, profile
+from equilibrate.experiments.profiles import PROFILES, profile
 from equilibrate.experiments.statistics import Estimate, estimate
 
 PAPER = PROFILES["paper"].runs

@@ -5,7 +5,8 @@ import pytest
 from experiments.synthetic import write
 
 from equilibrate.experiments import figures, results
-from equilibrate.experiments.protocols import PANELS, profile
+from equilibrate.experiments.panels import PANELS
+from equilibrate.experiments.profiles import profile
 from equilibrate.experiments.statistics import estimate
 
 

@@ -1,20 +1,16 @@
 """The paper's appendix B and section 3.3, number by number, and the shapes runs may take."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from equilibrate.experiments.protocols import (
-    PANELS,
-    PROFILES,
-    Adaptive,
-    Run,
-    Stairs,
-    Task,
-    profile,
-)
+from equilibrate.experiments.panels import PANELS
+from equilibrate.experiments.profiles import PROFILES, profile
+from equilibrate.experiments.protocols import Adaptive, Run, Stairs, Task
 
 PAPER = PROFILES["paper"].runs
+RECORDS = Path(__file__).parents[2] / "results" / "paper" / "records"
 TASK = Task("mlp", "digits-mlp", "digits", "MLP on digits")
 
 
@@ -57,10 +53,80 @@ def test_scheduling_runs_are_the_papers():
         assert PAPER[name].algorithm == name.split("-")[1]
 
 
-def test_fourteen_panels_have_their_runs_in_every_profile():
-    assert " ".join(PANELS) == "1a 1b 2a 2b 3a 3b 4a 4b S1a S1b S2a S2b S2c S2d"
+def test_fourteen_panels_of_the_paper_and_six_of_ours():
+    paper = "1a 1b 2a 2b 3a 3b 4a 4b S1a S1b S2a S2b S2c S2d"
+    assert " ".join(PANELS) == f"{paper} B1a B1b B2a B2b B3a B3b"
+    assert PROFILES["paper"].panels == tuple(PANELS)
+    assert " ".join(PROFILES["quick"].panels) == f"{paper} B1a B1b B3a B3b"  # it needs no GPU
     for each in PROFILES.values():
-        assert each.needed(PANELS) == tuple(each.runs.values())
+        assert each.needed(each.panels) == tuple(each.runs.values())
+
+
+def test_a_panel_brings_what_is_drawn_beside_it():
+    names = [run.name for run in PROFILES["paper"].needed(["3b"])]
+    assert names == ["cnn-initial", "cnn-unbiased", "cnn-sequence"]
+
+
+def test_unbiased_runs_draw_their_batches_independently():
+    mlp, cnn = PAPER["mlp-unbiased"], PAPER["cnn-unbiased"]
+    assert list(mlp.arms.values()) == [
+        Stairs(((lr, 300),)) for lr in (0.05, 0.02, 0.01, 0.005, 0.003)
+    ]
+    (quarter,), (whole,) = cnn.arms.values(), PAPER["cnn-sequence"].arms.values()
+    assert isinstance(quarter, Stairs)
+    assert isinstance(whole, Stairs)
+    assert [(lr, 4 * epochs) for lr, epochs in quarter.treads] == [*whole.treads]
+    assert {run.sampling for run in (mlp, cnn)} == {"independent"}
+    others = {run.sampling for name, run in PAPER.items() if "unbiased" not in name}
+    assert others == {"shuffled"}
+    assert (cnn.momentum, cnn.zero_velocity, cnn.start) == (0.9, True, "cnn-initial")
+
+
+def test_the_grid_holds_the_papers_two_settings():
+    for name in ("mlp-grid", "cnn-grid"):
+        arms = PAPER[name].arms
+        assert len(arms) == 16
+        assert arms["X=0.01, Y=0.1"] == PAPER["cnn-schedules"].arms["adaptive"]
+        assert arms["X=0.1, Y=0.3"] == PAPER["cnn-schedules"].arms["eager"]
+        assert PAPER[name].momentum == 0
+
+
+def test_compared_precisions_differ_in_nothing_else():
+    for task, kinds in (("mlp", ("fp32", "tf32")), ("cnn", ("fp32", "tf32", "fp16"))):
+        runs = [PAPER[f"{task}-{kind}"] for kind in kinds]
+        assert [run.precision for run in runs] == list(kinds)
+        assert len({(run.seeds, run.momentum, run.start, *run.arms.values()) for run in runs}) == 1
+        assert len(runs[0].seeds) == 16
+    rest = [run for name, run in PAPER.items() if name[4:] not in ("fp32", "tf32", "fp16")]
+    assert {(run.task.name, run.precision) for run in rest} == {("mlp", "fp32"), ("cnn", "fp16")}
+
+
+def test_full_batch_gradients_are_read_now_and_then_and_where_a_tread_ends():
+    stairs = Stairs(((0.1, 7), (0.01, 5)))
+    run = Run("r", TASK, {"a": stairs}, (0,), "landscape", gradient_every=5)
+    assert [epoch for epoch in range(1, 13) if run.gradient_due(epoch)] == [5, 7, 10, 12]
+    assert PAPER["cnn-sequence"].gradient_every == 5
+    assert all(PAPER["mlp-sequence"].gradient_due(epoch) for epoch in range(1, 3501))
+
+
+def test_records_made_before_a_setting_existed_are_of_the_same_run():
+    for path in sorted(RECORDS.glob("mlp-*.jsonl")):
+        with path.open() as file:
+            config = json.loads(file.readline())["config"]
+        run = Run.from_config(config)
+        assert run == PAPER[run.name]
+        written = json.loads(json.dumps(PAPER[run.name].to_config()))
+        assert written == {name: config[name] for name in written}
+
+
+def test_a_part_of_the_seeds():
+    part = PAPER["cnn-sequence"].part(108, 115)
+    assert (part.name, part.whole_name) == ("cnn-sequence.108-115", "cnn-sequence")
+    assert part.seeds == tuple(range(108, 116))
+    assert part.full_seeds == 16
+    assert part.arms == PAPER["cnn-sequence"].arms
+    with pytest.raises(ValueError, match="no seeds from 0 to 7, only"):
+        PAPER["cnn-sequence"].part(0, 7)
 
 
 def test_needed_runs_come_after_those_they_start_from():
@@ -104,6 +170,13 @@ def test_what_cannot_be_run_is_refused():
         Run("r", TASK, {"a": Stairs(((0.1, 1),)), "b": Stairs(((0.1, 2),))}, (0,), "performance")
     with pytest.raises(ValueError, match="must be distinct"):
         Run("r", TASK, {"a": Stairs(((0.1, 1),))}, (0, 0), "performance")
+    for wrong, words in (
+        ({"gradient_every": 0}, "gradient_every of run 'r' must be at least 1, got 0"),
+        ({"sampling": "sorted"}, "sampling of run 'r' must be one of shuffled, independent, got"),
+        ({"precision": "fp8"}, "precision of run 'r' must be one of fp32, tf32, fp16, got 'fp8'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Run("r", TASK, {"a": Stairs(((0.1, 1),))}, (0,), "performance", **wrong)  # type: ignore
     with pytest.raises(ValueError, match="profile='fast' is unknown"):
         profile("fast")
     with pytest.raises(ValueError, match="epochs_scale must lie in"):

@@ -13,9 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from equilibrate import records
-from equilibrate.experiments import data, protocols, results, runs
+from equilibrate.experiments import data, profiles, results, runs
 from equilibrate.experiments.forecast import Forecast
-from equilibrate.experiments.protocols import PANELS, PROFILES, Profile, Stairs
+from equilibrate.experiments.profiles import PROFILES, Profile
+from equilibrate.experiments.protocols import Stairs
 from equilibrate.experiments.reproduce import command, reproduce
 
 SHORT = {"epochs_scale": 0.01, "seeds": 2}
@@ -32,9 +33,10 @@ def copy(made, tmp_path):
     return shutil.copytree(made[0], tmp_path / "copy")
 
 
-def test_all_fourteen_panels_claims_and_the_page(made):
+def test_all_panels_of_the_profile_claims_and_the_page(made):
     out, found = made
-    names = {f"fig{panel}.{kind}" for panel in PANELS for kind in ("png", "svg")}
+    panels = PROFILES["quick"].panels
+    names = {f"fig{panel}.{kind}" for panel in panels for kind in ("png", "svg")}
     assert {path.name for path in (out / "figures").iterdir()} == names
     assert {path.stem for path in (out / "records").iterdir()} == set(PROFILES["quick"].runs)
     listed = json.loads((out / "claims.json").read_text())
@@ -42,7 +44,7 @@ def test_all_fourteen_panels_claims_and_the_page(made):
     keys = {"id", "figure", "statement", "measured", "error", "bound", "verdict"}
     assert all(keys <= set(item) for item in listed)
     page = (out / "report.html").read_text()
-    assert page.count("<figure") == 14
+    assert page.count("<figure") == len(panels) == 18
     assert "small models on scikit-learn" in page
     assert "2 of 4" in page  # seeds, in the protocol
 
@@ -99,6 +101,8 @@ def test_profiles_do_not_mix(copy):
 def test_what_is_unknown_is_refused(tmp_path):
     with pytest.raises(ValueError, match="figure '7z' is unknown; choose from 1a"):
         reproduce(["7z"], out=tmp_path)
+    with pytest.raises(ValueError, match="figure 'B2b' is not part of the profile 'quick'"):
+        reproduce(["B2b"], out=tmp_path)
     with pytest.raises(ValueError, match="device='warp' is unknown"):
         reproduce(["1a"], out=tmp_path, device="warp")
     with pytest.raises(ValueError, match="profile='fast' is unknown"):
@@ -117,10 +121,10 @@ def test_data_that_vanish_are_told_and_records_stay(copy, monkeypatch):
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
-    quick = protocols.profile("quick", **SHORT)
+    quick = profiles.profile("quick", **SHORT)
     wild = replace(quick.runs["mlp-initial"], arms={"initial": Stairs(((1e30, 2),))})
     altered = Profile("quick", MappingProxyType(dict(quick.runs) | {"mlp-initial": wild}))
-    monkeypatch.setattr(protocols, "profile", lambda *_: altered)
+    monkeypatch.setattr(profiles, "profile", lambda *_: altered)
     with pytest.raises(runs.Diverged, match=r"(?s)mlp-initial: the loss .*mlp-sequence: not run"):
         reproduce(["2a", "S1a"], out=tmp_path)
     assert (tmp_path / "figures" / "figS1a.png").exists()
@@ -167,7 +171,7 @@ def test_command_line_says_bars_claims_and_where(copy):
 
 def test_remaining_time_is_that_of_the_speed_seen():
     """Two tasks, ten epochs a second with four replicas: 24 epochs of 8 replicas take 4.8 s."""
-    plan = protocols.profile("quick", epochs_scale=0.1)
+    plan = profiles.profile("quick", epochs_scale=0.1)
     todo = [plan.runs[name] for name in ("mlp-initial", "mlp-schedules", "cnn-initial")]
     forecast = Forecast(todo)
     assert forecast.left() is None
@@ -182,7 +186,7 @@ def test_remaining_time_is_that_of_the_speed_seen():
 
 
 def test_a_resumed_run_is_timed_from_where_it_was_taken_up():
-    run = protocols.profile("quick", epochs_scale=0.5).runs["mlp-initial"]
+    run = profiles.profile("quick", epochs_scale=0.5).runs["mlp-initial"]
     forecast = Forecast([run])
     forecast.note(run.name, 30, 0.0)
     forecast.note(run.name, 32, 1.0)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from equilibrate import checkpoints, records
-from equilibrate.experiments import data, protocols, results, runs
+from equilibrate.experiments import data, profiles, results, runs
 from equilibrate.experiments.protocols import Adaptive, Run, Stairs, Task
 
 MLP = Task("mlp", "digits-mlp", "digits", "MLP on digits", batch_size=100)
@@ -285,7 +285,7 @@ def test_a_sequence_without_its_beginning_is_refused(tmp_path, digits):
 def test_rows_of_the_whole_paper_fit_into_twenty_megabytes():
     """Counted with ten characters for a number, the comma and space included."""
     total = 0
-    for run in protocols.PROFILES["paper"].runs.values():
+    for run in profiles.PROFILES["paper"].runs.values():
         inside = 0
         if run.measures == "landscape":
             (schedule,) = run.arms.values()

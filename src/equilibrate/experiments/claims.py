@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from equilibrate.experiments.protocols import PROFILES
+from equilibrate.experiments.profiles import PROFILES
 from equilibrate.experiments.results import Array, Result, Tread
 from equilibrate.experiments.statistics import Estimate, estimate
 

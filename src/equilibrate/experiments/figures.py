@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from equilibrate.experiments import statistics
-from equilibrate.experiments.protocols import PANELS
+from equilibrate.experiments.panels import PANELS
 from equilibrate.experiments.results import Array, Result
 
 Results = Mapping[str, Result]

@@ -1,16 +1,18 @@
-"""The paper's runs as data: what is trained, how, for how long, and which panel shows it.
+"""A run as data: what is trained, how, for how long, and what is read.
 
-Nothing here runs anything. What the paper leaves open is chosen here and told in docs/choices.md.
+Nothing here runs anything. The runs themselves are in `profiles`, what they show in `panels`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-Algorithm = Literal["sgd", "adam", "amsgrad"]
+from equilibrate.ensemble import Algorithm, Sampling
+
+Precision = Literal["fp32", "tf32", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Adaptive:
 
 
 Schedule = Stairs | Adaptive
+_LATER = ("sampling", "gradient_every", "precision")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,10 @@ class Run:
     At each junction of `Stairs` the averages start afresh and, where `zero_velocity` says so, the
     velocity with them. `measures` says what is read at epoch ends beside the sides of FDR1: the
     "landscape" (full-batch gradient, O_FB) or the "performance" (full-batch loss, accuracies).
+
+    `precision` is how a GPU forms products of single-precision numbers: in full, from operands
+    rounded to TF32, or from operands in half precision, whose significand is TF32's. Sums are in
+    single precision always, and a CPU ignores it.
     """
 
     name: str
@@ -107,6 +114,10 @@ class Run:
     momentum: float = 0.0
     zero_velocity: bool = False
     start: str | None = None
+    sampling: Sampling = "shuffled"
+    gradient_every: int = 1
+    """Epochs between full-batch gradients, each of which costs as much as an epoch of training."""
+    precision: Precision = "fp32"
     full_epochs: int = 0
     """Epochs of the whole protocol, where this run is a shortened one."""
     full_seeds: int = 0
@@ -120,6 +131,16 @@ class Run:
             )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds of run {self.name!r} must be distinct, got {self.seeds}")
+        if self.gradient_every < 1:
+            raise ValueError(
+                f"gradient_every of run {self.name!r} must be at least 1, got {self.gradient_every}"
+            )
+        for name, kinds in (("sampling", Sampling), ("precision", Precision)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ValueError(
+                    f"{name} of run {self.name!r} must be one of {', '.join(get_args(kinds))}, "
+                    f"got {getattr(self, name)!r}"
+                )
         object.__setattr__(self, "arms", MappingProxyType(dict(self.arms)))
         object.__setattr__(self, "full_epochs", self.full_epochs or self.epochs)
         object.__setattr__(self, "full_seeds", self.full_seeds or len(self.seeds))
@@ -134,16 +155,46 @@ class Run:
         """(arm, seed) of each replica, in the order of the ensemble."""
         return tuple((arm, seed) for arm in self.arms for seed in self.seeds)
 
+    @property
+    def whole_name(self) -> str:
+        """The name of the run of which this may be a part."""
+        return self.name.partition(".")[0]
+
+    def part(self, first: int, last: int) -> Run:
+        """The seeds from `first` to `last` as a run of their own; `results.load` joins parts.
+
+        >>> task = Task("mlp", "mlp", "mnist", "MLP on MNIST")
+        >>> whole = Run("r", task, {"a": Stairs(((0.1, 1),))}, (0, 1, 2, 3), "performance")
+        >>> part = whole.part(2, 3)
+        >>> part.name, part.seeds, part.full_seeds
+        ('r.2-3', (2, 3), 4)
+        """
+        seeds = tuple(seed for seed in self.seeds if first <= seed <= last)
+        if not seeds:
+            raise ValueError(
+                f"run {self.name!r} has no seeds from {first} to {last}, only {self.seeds}"
+            )
+        return replace(self, name=f"{self.whole_name}.{first}-{last}", seeds=seeds)
+
+    def gradient_due(self, epoch: int) -> bool:
+        """Whether the full-batch gradient is read after `epoch` epochs.
+
+        That is every `gradient_every` epochs, and at the end of each tread, so that a tread has a
+        reading however short it is.
+        """
+        ends = {end for s in self.arms.values() if isinstance(s, Stairs) for end in s.junctions}
+        return epoch % self.gradient_every == 0 or epoch in ends or epoch == self.epochs
+
     def shortened(self, epochs_scale: float, seeds: int | None) -> Run:
         """The same run with fewer epochs and seeds; it knows what the whole one has."""
         arms = {name: schedule.scaled(epochs_scale) for name, schedule in self.arms.items()}
         # Treads are rounded one by one, so that stairs may come out longer or shorter.
-        length = next((s.epochs for s in arms.values() if isinstance(s, Stairs)), None)
+        stairs = [schedule.epochs for schedule in arms.values() if isinstance(schedule, Stairs)]
         return replace(
             self,
             arms={
-                name: replace(schedule, epochs=length)
-                if isinstance(schedule, Adaptive)
+                name: replace(schedule, epochs=stairs[0])
+                if stairs and isinstance(schedule, Adaptive)
                 else schedule
                 for name, schedule in arms.items()
             },
@@ -153,8 +204,16 @@ class Run:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Plain dicts and lists, for the head of a record."""
-        config = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Plain dicts and lists, for the head of a record.
+
+        Settings that came later are left out at their defaults, so that a record made before them
+        is still that of the same run.
+        """
+        config = {
+            name: getattr(self, name)
+            for name, field in self.__dataclass_fields__.items()
+            if name not in _LATER or getattr(self, name) != field.default
+        }
         return config | {
             "task": asdict(self.task),
             "arms": {name: asdict(schedule) for name, schedule in self.arms.items()},
@@ -163,7 +222,7 @@ class Run:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Run:
         """The run whose `to_config` is in the head of a record; further entries are left out."""
-        own = {name: config[name] for name in cls.__dataclass_fields__}
+        own = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
         return cls(
             **own
             | {
@@ -178,224 +237,3 @@ def _schedule(fields: Mapping[str, Any]) -> Schedule:
     if "treads" in fields:
         return Stairs(tuple((lr, epochs) for lr, epochs in fields["treads"]))
     return Adaptive(**fields)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One panel of a figure: the runs it is drawn from and its caption in our words."""
-
-    id: str
-    task: Literal["mlp", "cnn"]
-    runs: tuple[str, ...]
-    caption: str
-
-
-_INITIAL = (
-    "{title}: the approach to stationarity at η = 0.1. Above, the loss of each mini-batch (light) "
-    "and its half-running average (dark); below, the two sides of FDR1, which meet once the norm "
-    "of the weights has stopped drifting."
-)
-_SEQUENCE = (
-    "{title}: the two sides of FDR1 after each lowering of the learning rate, left solid and right "
-    "dotted, their averages started afresh each time. The smaller η, the later they meet."
-)
-_LANDSCAPE = (
-    "{title}: the full-batch observable O_FB against the learning rate, mean and 95 % interval "
-    "over seeds. The red line runs from the origin through the smallest η: in a harmonic landscape "
-    "with constant noise all points would lie on it. An inset, if any, enlarges small η."
-)
-_SCHEDULES = (
-    "{title}, SGD without momentum: preset schedule, adaptive schedule (X = 0.01, Y = 0.1) and "
-    "AMSGrad. From above: learning rate, full-batch training loss, and accuracy on the training "
-    "(solid) and test images (dashed)."
-)
-_ADAMS = (
-    "{title}: AMSGrad beside Adam with their defaults. Above, the full-batch training loss; below, "
-    "accuracy on the training (solid) and test images (dashed)."
-)
-_EAGER = (
-    "{title}, initial seed {seed}: as in Figure 4, but with the eager rule X = 0.1, Y = 0.3, which "
-    "lowers the learning rate sooner and by more."
-)
-
-PANELS: Mapping[str, Panel] = MappingProxyType(
-    {
-        panel.id: panel
-        for panel in (
-            Panel("1a", "mlp", ("mlp-initial",), _INITIAL),
-            Panel("1b", "cnn", ("cnn-initial",), _INITIAL),
-            Panel("2a", "mlp", ("mlp-sequence",), _SEQUENCE),
-            Panel("2b", "cnn", ("cnn-sequence",), _SEQUENCE),
-            Panel("3a", "mlp", ("mlp-sequence",), _LANDSCAPE),
-            Panel("3b", "cnn", ("cnn-sequence",), _LANDSCAPE),
-            Panel("4a", "mlp", ("mlp-schedules", "mlp-amsgrad"), _SCHEDULES),
-            Panel("4b", "cnn", ("cnn-schedules", "cnn-amsgrad"), _SCHEDULES),
-            Panel("S1a", "mlp", ("mlp-amsgrad", "mlp-adam"), _ADAMS),
-            Panel("S1b", "cnn", ("cnn-amsgrad", "cnn-adam"), _ADAMS),
-            *(
-                Panel(f"S2{letter}", "cnn", ("cnn-schedules", "cnn-amsgrad"), _EAGER)
-                for letter in "abcd"
-            ),
-        )
-    }
-)
-
-
-@dataclass(frozen=True)
-class Profile:
-    """All runs of the paper at one size."""
-
-    name: str
-    runs: Mapping[str, Run]
-    threads: int | None = None
-    """Threads of torch on a CPU; None leaves its default."""
-
-    def needed(self, panels: Iterable[str]) -> tuple[Run, ...]:
-        """The runs that `panels` are drawn from and those that they start from, in order.
-
-        >>> [run.name for run in profile("paper").needed(["3a"])]
-        ['mlp-initial', 'mlp-sequence']
-        """
-        names = {name for panel in panels for name in PANELS[panel].runs}
-        names |= {start for name in names if (start := self.runs[name].start) is not None}
-        return tuple(run for name, run in self.runs.items() if name in names)
-
-
-def _runs(
-    mlp: Task,
-    cnn: Task,
-    *,
-    initial: Mapping[str, Stairs],
-    sequence: Mapping[str, Stairs],
-    sequence_seeds: Mapping[str, int],
-    preset: Mapping[str, Stairs],
-) -> Mapping[str, Run]:
-    """The paper's runs; the short ones first, so that the time they take is known early."""
-    runs: list[Run] = []
-    # The paper's momentum: none for the MLP, and for the CNN only outside section 3.3.
-    momenta = {"mlp": 0.0, "cnn": 0.9}
-    for task in (mlp, cnn):
-        runs.append(
-            Run(
-                name=f"{task.name}-initial",
-                task=task,
-                arms={"initial": initial[task.name]},
-                seeds=_FOUR_SEEDS,
-                measures="landscape",
-                momentum=momenta[task.name],
-            )
-        )
-    for task in (mlp, cnn):
-        lr, length = preset[task.name].treads[0][0], preset[task.name].epochs
-        arms = {"preset": preset[task.name], "adaptive": Adaptive(lr, length, 0.01, 0.1)}
-        if task is cnn:
-            arms["eager"] = Adaptive(lr, length, 0.1, 0.3)
-        schedules = Run(
-            name=f"{task.name}-schedules",
-            task=task,
-            arms=arms,
-            seeds=_FOUR_SEEDS,
-            measures="performance",
-        )
-        runs.append(schedules)
-        for algorithm in ("amsgrad", "adam"):
-            runs.append(
-                replace(
-                    schedules,
-                    name=f"{task.name}-{algorithm}",
-                    arms={algorithm: Stairs(((0.001, length),))},
-                    algorithm=algorithm,
-                )
-            )
-    for task in (mlp, cnn):
-        runs.append(
-            Run(
-                name=f"{task.name}-sequence",
-                task=task,
-                arms={"sequence": sequence[task.name]},
-                seeds=tuple(range(100, 100 + sequence_seeds[task.name])),  # unlike the initial run
-                measures="landscape",
-                momentum=momenta[task.name],
-                zero_velocity=task is cnn,
-                start=f"{task.name}-initial",
-            )
-        )
-    return MappingProxyType({run.name: run for run in runs})
-
-
-_FOUR_SEEDS = (0, 1, 2, 3)
-
-
-def _preset(epochs: int) -> Stairs:
-    return Stairs(tuple((lr, epochs) for lr in (0.1, 0.01, 0.001, 0.0001)))
-
-
-PROFILES: Mapping[str, Profile] = MappingProxyType(
-    {
-        "paper": Profile(
-            "paper",
-            _runs(
-                Task("mlp", "mlp", "mnist", "MLP on MNIST"),
-                Task("cnn", "cnn", "cifar10", "CNN on CIFAR-10"),
-                initial={"mlp": Stairs(((0.1, 100),)), "cnn": Stairs(((0.1, 100),))},
-                sequence={
-                    "mlp": Stairs(
-                        ((0.05, 500), (0.02, 500), (0.01, 500), (0.005, 1000), (0.003, 1000))
-                    ),
-                    "cnn": Stairs(
-                        (
-                            (0.05, 200),
-                            (0.02, 200),
-                            (0.01, 200),
-                            (0.005, 400),
-                            (0.003, 400),
-                            (0.002, 400),
-                            (0.0015, 400),
-                            (0.001, 400),
-                            (0.0005, 800),
-                            (0.00025, 800),
-                            (0.0001, 800),
-                        )
-                    ),
-                },
-                sequence_seeds={"mlp": 4, "cnn": 16},
-                preset={"mlp": _preset(100), "cnn": _preset(100)},
-            ),
-        ),
-        "quick": Profile(
-            "quick",
-            _runs(
-                # Five times the paper's decay: the relaxation time 1/(2ηλ) must fit into minutes.
-                Task("mlp", "digits-mlp", "digits", "MLP on digits", 25, weight_decay=0.05),
-                Task("cnn", "digits-cnn", "digits", "CNN on digits", 25, weight_decay=0.05),
-                initial={"mlp": Stairs(((0.1, 80),)), "cnn": Stairs(((0.1, 40),))},
-                sequence={
-                    "mlp": Stairs(((0.05, 50), (0.03, 80), (0.02, 120), (0.01, 300))),
-                    "cnn": Stairs(((0.05, 40), (0.02, 40), (0.01, 50), (0.005, 60), (0.003, 80))),
-                },
-                sequence_seeds={"mlp": 4, "cnn": 4},
-                preset={"mlp": _preset(60), "cnn": _preset(20)},
-            ),
-            # Digits are too small to share, and threads that wait for each other on a busy machine
-            # are many times slower than one.
-            threads=1,
-        ),
-    }
-)
-
-
-def profile(name: str, epochs_scale: float = 1.0, seeds: int | None = None) -> Profile:
-    """The profile "quick" or "paper", shortened to a share of its epochs and to fewer seeds.
-
-    >>> profile("paper", epochs_scale=0.01).runs["mlp-initial"].epochs
-    1
-    """
-    if name not in PROFILES:
-        raise ValueError(f"profile={name!r} is unknown; choose one of {', '.join(PROFILES)}")
-    if not 0 < epochs_scale <= 1:
-        raise ValueError(f"epochs_scale must lie in (0, 1], got {epochs_scale}")
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
-    whole = PROFILES[name]
-    runs = {run.name: run.shortened(epochs_scale, seeds) for run in whole.runs.values()}
-    return Profile(name, MappingProxyType(runs), whole.threads)

@@ -17,10 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from equilibrate import records, report
-from equilibrate.experiments import claims, data, figures, protocols, results, runs
+from equilibrate.experiments import claims, data, figures, profiles, protocols, results, runs
 from equilibrate.experiments.claims import Claim
 from equilibrate.experiments.forecast import Forecast, spoken
-from equilibrate.experiments.protocols import PANELS, Profile, Run
+from equilibrate.experiments.panels import PANELS
+from equilibrate.experiments.profiles import Profile
+from equilibrate.experiments.protocols import Run
 from equilibrate.experiments.results import Result
 from equilibrate.experiments.runs import Diverged, RunError
 
@@ -95,7 +97,10 @@ def reproduce(
     unknown = [panel for panel in panels if panel not in PANELS]
     if unknown:
         raise ValueError(f"figure {unknown[0]!r} is unknown; choose from {', '.join(PANELS)}")
-    plan = protocols.profile(profile, epochs_scale, seeds)
+    plan = profiles.profile(profile, epochs_scale, seeds)
+    absent = [panel for panel in panels if panel not in plan.panels]
+    if absent:
+        raise ValueError(f"figure {absent[0]!r} is not part of the profile {profile!r}")
     console = console or Console(quiet=True)
     out = Path(out)
     with _disk(out), records.lock(out), _warnings_to(console):
@@ -103,7 +108,7 @@ def reproduce(
         if not draw_only:
             _refuse_others(out, profile, overwrite)
             failures = _run(
-                plan, panels or list(PANELS), out, _device(device), data_dir, overwrite, console
+                plan, panels or plan.panels, out, _device(device), data_dir, overwrite, console
             )
         if failures:
             with suppress(RunError):  # nothing to draw is not the news

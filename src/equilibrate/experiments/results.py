@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibrate import records
-from equilibrate.experiments.protocols import PROFILES, Run, Stairs
+from equilibrate.experiments.profiles import PROFILES
+from equilibrate.experiments.protocols import Run, Stairs
 
 Array = NDArray[np.float64]
 
@@ -43,15 +44,15 @@ class Result:
         return self.epoch[there], values[there]
 
     def treads(self) -> list[Tread]:
-        """What was recorded on each tread of a run with one staircase."""
-        (schedule,) = self.run.arms.values()
-        assert isinstance(schedule, Stairs)
-        found, start = [], 0
-        for lr, epochs in schedule.treads:
-            here = (self.epoch > start) & (self.epoch <= start + epochs)
-            if here.any():
-                found.append(Tread(self, lr, start, epochs, np.flatnonzero(here)))
-            start += epochs
+        """What was recorded on each tread of each staircase."""
+        found = []
+        for arm, schedule in self.run.arms.items():
+            start = 0
+            for lr, epochs in schedule.treads if isinstance(schedule, Stairs) else ():
+                here = (self.epoch > start) & (self.epoch <= start + epochs)
+                if here.any():
+                    found.append(Tread(self, arm, lr, start, epochs, np.flatnonzero(here)))
+                start += epochs
         return found
 
     @property
@@ -78,9 +79,10 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Tread:
-    """The part of a run that was made at one learning rate."""
+    """The part of an arm that was made at one learning rate."""
 
     result: Result
+    arm: str
     lr: float
     start: int
     epochs: int
@@ -97,11 +99,11 @@ class Tread:
         return float(self.time[-1]) >= self.epochs
 
     def column(self, name: str) -> Array:
-        """Values of shape (rows, replicas)."""
-        return self.result.column(name)[self.rows]
+        """Values of shape (rows, seeds)."""
+        return self.result.column(name, self.arm)[self.rows]
 
     def last(self, name: str) -> Array:
-        """The last value that was measured, for each replica."""
+        """The last value that was measured, for each seed."""
         values = self.column(name)
         there = ~np.isnan(values).all(1)
         return values[there][-1] if there.any() else np.full(values.shape[1], np.nan)
@@ -113,12 +115,15 @@ def record_files(folder: Path | str) -> list[Path]:
 
 
 def load(folder: Path | str) -> dict[str, Result]:
-    """Read all records in `folder`, by the names of their runs, in the order of the protocol."""
-    found = {}
+    """Read all records in `folder`, by the names of their runs, in the order of the protocol.
+
+    Parts of a run that have come equally far are joined; one that lags behind is left out.
+    """
+    parts: dict[str, list[Result]] = {}
     for path in record_files(folder):
         record = records.read(path)
         run = Run.from_config(record.config)
-        found[run.name] = Result(
+        result = Result(
             run=run,
             profile=record.config["profile"],
             device=record.config["device"],
@@ -126,5 +131,39 @@ def load(folder: Path | str) -> dict[str, Result]:
             epoch=np.array([row["epoch"] for row in record.rows], dtype=np.float64),
             rows=tuple(record.rows),
         )
-    protocol = [name for name in PROFILES["paper"].runs if name in found]
-    return {name: found[name] for name in dict.fromkeys([*protocol, *found])}
+        parts.setdefault(run.whole_name, []).append(result)
+    protocol = [name for name in PROFILES["paper"].runs if name in parts]
+    return {name: _joined(name, parts[name]) for name in dict.fromkeys([*protocol, *parts])}
+
+
+def _joined(name: str, parts: list[Result]) -> Result:
+    """The parts that have come furthest, as one run with all their seeds."""
+    furthest = max(parts, key=lambda part: len(part.epoch))
+    level = [part for part in parts if np.array_equal(part.epoch, furthest.epoch)]
+    level.sort(key=lambda part: part.run.seeds)
+    first = level[0]
+    seeds = [seed for part in level for seed in part.run.seeds]
+    runs = [replace(part.run, name=name, seeds=first.run.seeds) for part in level]
+    if len(set(seeds)) < len(seeds) or any(run != runs[0] for run in runs):
+        raise records.RecordError(
+            f"the parts of {name} ({', '.join(part.run.name for part in level)}) must differ in "
+            "their seeds and in nothing else: remove one"
+        )
+    whole = replace(runs[0], seeds=tuple(seeds))
+    return replace(first, run=whole, rows=_side_by_side(whole, level))
+
+
+def _side_by_side(whole: Run, parts: list[Result]) -> tuple[Mapping[str, Any], ...]:
+    """Rows in which each list has one entry for each replica of the whole run."""
+    if len(parts) == 1:
+        return parts[0].rows
+    order = [replica for part in parts for replica in part.run.replicas]
+    places = [order.index(replica) for replica in whole.replicas]
+    joined = []
+    for rows in zip(*(part.rows for part in parts), strict=True):
+        row = dict(rows[0])
+        for name in [name for name, value in row.items() if isinstance(value, list)]:
+            values = [value for part in rows for value in part[name]]
+            row[name] = [values[place] for place in places]
+        joined.append(row)
+    return tuple(joined)
