@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from equilibrate import checkpoints, records
-from equilibrate.experiments import data, profiles, results, runs
+from equilibrate.experiments import data, profiles, results, runs, timings
 from equilibrate.experiments.protocols import Adaptive, Run, Stairs, Task
 
 MLP = Task("mlp", "digits-mlp", "digits", "MLP on digits", batch_size=100)
@@ -288,9 +288,53 @@ def test_rows_of_the_whole_paper_fit_into_twenty_megabytes():
     for run in profiles.PROFILES["paper"].runs.values():
         inside = 0
         if run.measures == "landscape":
-            (schedule,) = run.arms.values()
+            schedule = next(iter(run.arms.values()))
             assert isinstance(schedule, Stairs)
             inside = len(schedule.treads) * len(runs._log_spaced(1, 10 * 600))
         numbers = (run.epochs + inside) * (2 + 6 * len(run.replicas))
         total += 12 * numbers
     assert total < 20e6
+
+
+def test_the_gradient_is_read_where_it_is_due_and_batches_are_those_of_the_sampling(
+    tmp_path, digits
+):
+    execute(INITIAL, tmp_path, digits)
+    sparse = replace(SEQUENCE, gradient_every=2)
+    rows = execute(sparse, tmp_path, digits)
+    read = [row["epoch"] for row in rows if "landscape" in row]
+    assert read == [2, 3, 4, 6, 8, 10, 12]  # the first tread ends after 3
+    other = tmp_path / "other"
+    execute(INITIAL, other, digits)
+    independent = execute(replace(sparse, sampling="independent"), other, digits)
+    assert independent[0]["batch_loss"] != rows[0]["batch_loss"]
+
+
+def test_how_long_it_took_is_noted_across_kills(tmp_path, digits):
+    def stop(epoch):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(INITIAL, tmp_path, digits, checkpoint_seconds=0, progress=stop)
+    assert timings.load(tmp_path) == {}
+    first = checkpoints.load(runs.checkpoint_path(tmp_path, "initial"))["seconds"]
+    execute(INITIAL, tmp_path, digits)
+    (timing,) = timings.load(tmp_path).values()
+    assert timing.seconds > first > 0
+    assert (timing.run, timing.replicas, timing.epochs) == ("initial", 2, 3)
+    assert (timing.steps_per_epoch, timing.device, timing.precision) == (15, "CPU", "fp32")
+    assert timing.steps_per_second == pytest.approx(45 / timing.seconds)
+
+
+def test_a_checkpoint_does_not_grow_with_the_steps(tmp_path, digits):
+    """It travels between machines, so it must stay near parameters and velocity."""
+    execute(INITIAL, tmp_path, digits)
+    sizes = []
+    for epochs in (12, 120):
+        run = replace(SEQUENCE, arms={"sequence": Stairs(((0.05, epochs),))}, full_epochs=0)
+        folder = tmp_path / str(epochs)
+        execute(INITIAL, folder, digits)
+        execute(run, folder, digits)
+        sizes.append(runs.checkpoint_path(folder, "sequence").stat().st_size)
+    assert sizes[1] - sizes[0] < 108 * 2 * (2 * 4 + 1) * 8  # two sums an epoch and (∇f)²

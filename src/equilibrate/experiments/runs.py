@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equilibrate import checkpoints, records
 from equilibrate.averages import HalfRunningMean
 from equilibrate.ensemble import Averages, Ensemble, Epoch
-from equilibrate.experiments import models
+from equilibrate.experiments import models, timings
 from equilibrate.experiments.data import Dataset
 from equilibrate.experiments.protocols import Adaptive, Run, Stairs
 
@@ -62,18 +62,38 @@ def execute(
             progress(run.epochs)
             return
         trainer = _Trainer(run, _start(run, folder), data, device)
+        before = 0.0
         if state is not None:
             trainer.load_state_dict(state["trainer"])
+            before = state["seconds"]
         progress(trainer.epoch)
-        saved = time.monotonic()
+        begun = saved = time.monotonic()
         while trainer.epoch < run.epochs:
             for row in trainer.run_epoch():
                 writer.write(row)
-            if trainer.epoch == run.epochs or time.monotonic() - saved >= checkpoint_seconds:
+            now = time.monotonic()
+            seconds = before + now - begun
+            if trainer.epoch == run.epochs:
+                timings.note(folder, _timing(run, trainer.ensemble, seconds))
+            if trainer.epoch == run.epochs or now - saved >= checkpoint_seconds:
                 writer.sync()
-                _save(checkpoint, trainer, writer.count)
-                saved = time.monotonic()
+                _save(checkpoint, trainer, writer.count, seconds)
+                saved = now
             progress(trainer.epoch)
+
+
+def _timing(run: Run, ensemble: Ensemble, seconds: float) -> timings.Timing:
+    on_gpu = ensemble.device.type == "cuda"
+    return timings.Timing(
+        run=run.name,
+        replicas=ensemble.replicas,
+        epochs=run.epochs,
+        steps_per_epoch=ensemble.steps_per_epoch,
+        seconds=round(seconds, 3),
+        device=torch.cuda.get_device_name(ensemble.device) if on_gpu else "CPU",
+        torch=torch.__version__,
+        precision=run.precision if on_gpu else "fp32",
+    )
 
 
 def _rows_to_keep(run: Run, record: Path, state: dict[str, Any] | None) -> int | None:
@@ -95,10 +115,11 @@ def checkpoint_path(folder: Path | str, name: str) -> Path:
     return Path(folder) / "checkpoints" / f"{name}.pt"
 
 
-def _save(path: Path, trainer: _Trainer, rows: int) -> None:
+def _save(path: Path, trainer: _Trainer, rows: int, seconds: float) -> None:
     state = {
         "epoch": trainer.epoch,
         "rows": rows,
+        "seconds": seconds,
         "trainer": trainer.state_dict(),
         "first": trainer.ensemble.module(0).state_dict(),
     }
@@ -147,6 +168,7 @@ class _Trainer:
             momentum=run.momentum,
             weight_decay=run.task.weight_decay,
             algorithm=run.algorithm,
+            sampling=run.sampling,
             device=device,
         )
         self._train = data.train_images.to(device), data.train_labels.to(device)
@@ -216,16 +238,18 @@ class _Trainer:
 
     def _landscape_row(self, epoch: Epoch) -> dict[str, Any]:
         """Both sides of FDR1 and O_FB = (1−ν)(∇f)² − μ v·∇f^B, half-running averages all."""
+        averages = self.ensemble.averages()
+        row = self._sides(epoch, epoch.step, averages, epoch.loss[-1])
+        if not self.run.gradient_due(epoch.epoch):
+            return row
         square = self.ensemble.full_gradient_square()
         self._gradient_square.update(torch.tensor(square, dtype=torch.float64))
-        averages = self.ensemble.averages()
         landscape = [
             gradient_square - self.run.momentum * average.velocity_gradient
             for gradient_square, average in zip(
                 self._gradient_square.value.tolist(), averages, strict=True
             )
         ]
-        row = self._sides(epoch, epoch.step, averages, epoch.loss[-1])
         return row | {"landscape": _short(landscape)}
 
     def _sides(
