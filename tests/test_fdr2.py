@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 
 import pytest
 import torch
@@ -242,8 +241,7 @@ def test_the_third_order_sets_c_and_d_apart_with_b_between():
 # -- MNIST -------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not os.environ.get("EQUILIBRATE_DATA"), reason="EQUILIBRATE_DATA is not set")
-def test_on_mnist_the_unbiased_readings_agree(capsys):
+def test_on_mnist_the_unbiased_readings_agree(real_data, capsys):
     """The MLP at η = 0.05, λ = 0.01: (b), (c) and (d) pairwise within 95 %.
 
     Three comparisons that are not independent: false alarms in fewer than 15 % of the seeds, and
@@ -251,7 +249,7 @@ def test_on_mnist_the_unbiased_readings_agree(capsys):
     """
     from equilibrate.experiments import data, models
 
-    mnist = data.load("mnist")
+    mnist = data.load("mnist", real_data)
     images, labels = mnist.train_images, mnist.train_labels
     model = models.build("mlp", seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=0.01)

@@ -1,7 +1,6 @@
 """What ``load`` gives is what appendix B says, from wherever it is found; nothing by halves."""
 
 import gzip
-import os
 import shutil
 import tarfile
 import threading
@@ -18,8 +17,6 @@ from sklearn.datasets import load_digits
 
 from equilibrate.experiments import data, formats
 from equilibrate.experiments.data import DataError, load
-
-REAL_DATA = os.environ.get("EQUILIBRATE_DATA")
 
 
 @pytest.fixture(autouse=True)
@@ -367,12 +364,8 @@ def test_a_place_that_cannot_be_written_is_named(places):
 # ----------------------------------------------------------------------------------- real data
 
 
-real = pytest.mark.skipif(not REAL_DATA, reason="EQUILIBRATE_DATA names no folder of real data")
-
-
-@real
-def test_the_real_mnist():
-    mnist = load("mnist", REAL_DATA, download=False)
+def test_the_real_mnist(real_data):
+    mnist = load("mnist", real_data, download=False)
     # mean and deviation that the literature gives for pixels in [0, 1]
     black, white = float(mnist.train_images.min()), float(mnist.train_images.max())
     assert round(1 / (white - black), 4) == 0.3081
@@ -383,9 +376,8 @@ def test_the_real_mnist():
     assert mnist.test_labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
 
 
-@real
-def test_the_real_cifar10():
-    cifar = load("cifar10", REAL_DATA, download=False)
+def test_the_real_cifar10(real_data):
+    cifar = load("cifar10", real_data, download=False)
     assert cifar.train_images.shape == (50000, 3, 32, 32)
     assert cifar.test_images.shape == (10000, 3, 32, 32)
     assert torch.bincount(cifar.train_labels).tolist() == [5000] * 10

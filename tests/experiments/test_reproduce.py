@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 from dataclasses import replace
 from types import MappingProxyType
@@ -193,13 +192,15 @@ def test_a_resumed_run_is_timed_from_where_it_was_taken_up():
     assert forecast.left() == pytest.approx((run.epochs - 32) * 0.5)
 
 
-@pytest.mark.skipif(
-    "EQUILIBRATE_DATA" not in os.environ,
-    reason="EQUILIBRATE_DATA does not name a folder with MNIST",
-)
-def test_figures_1a_and_4a_on_real_mnist(tmp_path):
+def test_figures_1a_and_4a_on_real_mnist(tmp_path, real_data):
     found = reproduce(
-        ["1a", "4a"], out=tmp_path, profile="paper", epochs_scale=0.01, seeds=1, device="cpu"
+        ["1a", "4a"],
+        out=tmp_path,
+        profile="paper",
+        epochs_scale=0.01,
+        seeds=1,
+        device="cpu",
+        data_dir=real_data,
     )
     assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {
         "fig1a.png",
