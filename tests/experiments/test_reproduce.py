@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import typer
 from rich.console import Console
@@ -56,6 +57,19 @@ def test_run_again_it_changes_nothing(copy):
     assert (copy / "claims.json").read_bytes() == claims
 
 
+def test_parts_with_some_of_the_seeds_make_up_the_whole(copy, tmp_path):
+    """A replica equals the same run done alone, so parts side by side are the run itself."""
+    for part in ("mlp-sequence:100-100", "mlp-sequence:101-101", None):
+        reproduce(["2a"], out=tmp_path / "parts", part=part, **SHORT)
+    names = {path.stem for path in (tmp_path / "parts" / "records").iterdir()}
+    assert names == {"mlp-initial", "mlp-sequence.100-100", "mlp-sequence.101-101"}
+    joined = results.load(tmp_path / "parts" / "records")["mlp-sequence"]
+    whole = results.load(copy / "records")["mlp-sequence"]
+    assert joined.run == whole.run
+    for name in ("left", "right", "landscape"):
+        np.testing.assert_allclose(joined.column(name), whole.column(name), rtol=1e-4)
+
+
 def test_only_what_a_figure_needs_is_run(tmp_path):
     reproduce(["2a"], out=tmp_path, **SHORT)
     assert {path.stem for path in (tmp_path / "records").iterdir()} == {
@@ -102,6 +116,11 @@ def test_what_is_unknown_is_refused(tmp_path):
         reproduce(["7z"], out=tmp_path)
     with pytest.raises(ValueError, match="figure 'B2b' is not part of the profile 'quick'"):
         reproduce(["B2b"], out=tmp_path)
+    for part in ("mlp-sequence", "mlp:1-2"):
+        with pytest.raises(ValueError, match=f"part='{part}' must be RUN:FIRST-LAST"):
+            reproduce(["1a"], out=tmp_path, part=part)
+    with pytest.raises(ValueError, match="has no seeds from 7 to 8"):
+        reproduce(["1a"], out=tmp_path, part="mlp-initial:7-8")
     with pytest.raises(ValueError, match="device='warp' is unknown"):
         reproduce(["1a"], out=tmp_path, device="warp")
     with pytest.raises(ValueError, match="profile='fast' is unknown"):

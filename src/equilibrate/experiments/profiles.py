@@ -5,6 +5,7 @@ What the paper leaves open is chosen here and told in docs/choices.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -30,6 +31,21 @@ class Profile:
         (True, False)
         """
         return tuple(panel.id for panel in PANELS.values() if set(panel.runs) <= set(self.runs))
+
+    def with_part(self, part: str) -> Profile:
+        """The same with one run cut down to some of its seeds, "RUN:FIRST-LAST".
+
+        >>> profile("paper").with_part("cnn-sequence:100-107").runs["cnn-sequence"].name
+        'cnn-sequence.100-107'
+        """
+        match = re.fullmatch(r"([\w-]+):(\d+)-(\d+)", part)
+        if match is None or match[1] not in self.runs:
+            raise ValueError(
+                f"part={part!r} must be RUN:FIRST-LAST, such as cnn-sequence:100-107; the runs are "
+                f"{', '.join(self.runs)}"
+            )
+        run = self.runs[match[1]].part(int(match[2]), int(match[3]))
+        return replace(self, runs=MappingProxyType({**self.runs, match[1]: run}))
 
     def needed(self, panels: Iterable[str]) -> tuple[Run, ...]:
         """The runs that `panels` are drawn from and those that they start from, in order.

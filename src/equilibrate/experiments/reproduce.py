@@ -49,6 +49,14 @@ def command(
         float, typer.Option(help="Share of the epochs to run, in (0, 1].")
     ] = 1.0,
     seeds: Annotated[int | None, typer.Option(help="Seeds at most (all).")] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN:FIRST-LAST",
+            help="Of one run make only these seeds, such as cnn-sequence:100-107; parts made one "
+            "by one, on several machines perhaps, are joined.",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start all runs again.")] = False,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Draw and judge what is recorded; run nothing.")
@@ -68,6 +76,7 @@ def command(
         out=out,
         epochs_scale=epochs_scale,
         seeds=seeds,
+        part=part,
         overwrite=overwrite,
         draw_only=draw_only,
         console=console,
@@ -86,6 +95,7 @@ def reproduce(
     data_dir: Path | str | None = None,
     epochs_scale: float = 1.0,
     seeds: int | None = None,
+    part: str | None = None,
     overwrite: bool = False,
     draw_only: bool = False,
     console: Console | None = None,
@@ -98,6 +108,8 @@ def reproduce(
     if unknown:
         raise ValueError(f"figure {unknown[0]!r} is unknown; choose from {', '.join(PANELS)}")
     plan = profiles.profile(profile, epochs_scale, seeds)
+    if part is not None:
+        plan = plan.with_part(part)
     absent = [panel for panel in panels if panel not in plan.panels]
     if absent:
         raise ValueError(f"figure {absent[0]!r} is not part of the profile {profile!r}")
@@ -148,7 +160,7 @@ def _run(
     console: Console,
 ) -> list[str]:
     """Make the runs that are missing; those that diverged are told of and left."""
-    todo = plan.needed(panels)
+    todo = [run for run in plan.needed(panels) if overwrite or not _made_in_parts(run, out)]
     sets = {name: data.load(name, data_dir, progress=not console.quiet) for name in _data(todo)}
     failed: dict[str, str] = {}
     forecast = Forecast(todo)
@@ -181,6 +193,14 @@ def _run(
                 failed[run.name] = str(error)
             done += run.epochs
     return list(failed.values())
+
+
+def _made_in_parts(run: Run, out: Path) -> bool:
+    """Whether parts of the run, each with some of its seeds, make up the whole of it."""
+    if not any((out / "records").glob(f"{run.name}.*.jsonl")):
+        return False
+    joined = results.load(out / "records")[run.name]
+    return joined.finished and joined.run.seeds == run.seeds
 
 
 def _data(todo: Sequence[Run]) -> list[str]:
