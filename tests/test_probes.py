@@ -90,6 +90,7 @@ def test_a_step_that_forgets_the_parameters_is_refused(form):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_on_a_gpu_no_step_waits_and_the_readings_are_those_of_a_cpu(form, fused):
