@@ -30,6 +30,15 @@ def check_data(images: Tensor, labels: Tensor, batch_size: int, sampling: str) -
         raise ValueError(f'sampling must be "shuffled" or "independent", got {sampling!r}')
 
 
+def check_precision(precision: str | None) -> None:
+    """Refuse what is no precision."""
+    if precision not in (None, "fp32", "tf32", "fp16"):
+        raise ValueError(
+            f'precision must be "fp32", "tf32" or "fp16", or None for torch\'s own setting, '
+            f"got {precision!r}"
+        )
+
+
 def check_models(models: Sequence[nn.Module]) -> None:
     """Refuse models that are not replicas, or whose loss is not a function of θ and B alone."""
     if not models:

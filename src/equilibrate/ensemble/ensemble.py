@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibrate.averages import HalfRunningBlocks
-from equilibrate.ensemble.checks import PerReplica, check_data, check_models, per_replica
+from equilibrate.ensemble.batches import Batches, Examples
+from equilibrate.ensemble.checks import (
+    PerReplica,
+    check_data,
+    check_models,
+    check_precision,
+    per_replica,
+)
 from equilibrate.ensemble.graphs import captured
 from equilibrate.ensemble.network import Loss, Network
+from equilibrate.ensemble.precision import Precision, matrix_products
 from equilibrate.ensemble.sampling import Sampling, draw
-from equilibrate.ensemble.updates import SGD, Adam, Flat, Rule, update
+from equilibrate.ensemble.updates import SGD, Adam, Flat, Rule, update, zeros
 from equilibrate.ensemble.values import Averages, Epoch, Evaluation
+from equilibrate.kernels import HAS_TRITON
 from equilibrate.observables import inner
 from equilibrate.relations import Reading
 from equilibrate.scheduler import Decision, judge
@@ -28,6 +37,8 @@ Algorithm = Literal["sgd", "adam", "amsgrad"]
 # On a CPU the vectors of replicas with more parameters than this are updated one replica at a time:
 # what one operation leaves in the cache, the next one finds there.
 _TOGETHER = 1 << 14
+# Steps in one CUDA graph, at most: between two graphs a GPU waits a few microseconds.
+_AT_ONCE = 25
 
 
 class Ensemble:
@@ -47,6 +58,11 @@ class Ensemble:
     `loss(outputs, labels)` is the mean over a mini-batch. Parameters that do not require a
     gradient, and buffers, are constants. A replica that diverges goes on by itself: its readings
     are undefined, so it never decides anything, and the others do not notice.
+
+    `precision` says how products are formed on a GPU: "fp32" keeps single precision; "tf32" rounds
+    operands to 11 bits, which is several times faster; "fp16" has convolutions do that in half
+    precision, of as many bits but with a smaller range. By default torch's own setting counts. On
+    a CPU all is single precision. A saved state may go on in another one.
 
     >>> images, labels = torch.randn(60, 4), torch.arange(60) % 3
     >>> models = [nn.Linear(4, 3) for _ in range(2)]
@@ -73,6 +89,7 @@ class Ensemble:
         sampling: Sampling = "shuffled",
         device: torch.device | str = "cpu",
         loss: Loss = F.cross_entropy,
+        precision: Precision | None = None,
     ) -> None:
         check_models(models)
         check_data(images, labels, batch_size, sampling)
@@ -80,6 +97,7 @@ class Ensemble:
             raise ValueError(
                 f"seeds must be one number ≥ 0 for each of the {len(models)} models, got {seeds}"
             )
+        check_precision(precision)
         if not weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
         self.device = torch.device(device)
@@ -92,7 +110,9 @@ class Ensemble:
         self.weight_decay = weight_decay
         self.algorithm: Algorithm = algorithm
         self.sampling: Sampling = sampling
+        self.precision: Precision | None = precision
         self._rule = _rule(algorithm, momentum, dampening)
+        self._fused = fuses(self.device)
         self._images = images.to(self.device)
         self._labels = self._to_labels(labels)
         self._template = copy.deepcopy(models[0])
@@ -108,9 +128,11 @@ class Ensemble:
         parameters = torch.stack(
             [torch.cat([tensors[n].detach().reshape(-1) for n in trained]) for tensors in every]
         ).to(self.device)
+        if self._fused:
+            parameters = _aligned(parameters)
         self._flat = Flat(
             parameters,
-            torch.zeros_like(parameters),
+            zeros(parameters),
             torch.empty(self.replicas, dtype=torch.float64, device=self.device),
             self._rule.memory(parameters),
         )
@@ -120,6 +142,8 @@ class Ensemble:
             loss,
             {**self._views(parameters), **self._constants},
             self._views(self._flat.gradient),
+            fused=self._fused,
+            precision=precision,
         )
         together = self.device.type != "cpu" or parameters.shape[1] <= _TOGETHER
         parts = [slice(None)] if together else range(self.replicas)
@@ -128,14 +152,16 @@ class Ensemble:
         # What a step reads and writes: static, for CUDA graphs.
         columns = len(Averages._fields)
         steps, replicas = self.steps_per_epoch, self.replicas
-        self._order = torch.zeros(
-            (steps, replicas, batch_size), dtype=torch.int64, device=self.device
+        self._batches = Batches(
+            self._images,
+            self._labels,
+            (steps, replicas, batch_size),
+            gathers=self._network.gathers,
+            fused=self._fused,
         )
         self._rows = self._flat.lr.new_zeros((steps, replicas, columns))
-        self._next = torch.zeros(1, dtype=torch.int64, device=self.device)
-        on_cpu = self.device.type == "cpu"
-        self._update = update if on_cpu else torch.compile(update, fullgraph=True, dynamic=False)
-        self._advance = self._step if on_cpu else None
+        self._at_once = max(n for n in range(1, _AT_ONCE + 1) if steps % n == 0)
+        self._advance: Callable[[], None] | None = None
         self._averages = [HalfRunningBlocks((columns,), size=steps) for _ in models]
         self._drawn = -1, torch.empty(0)
         self._last_lrs = [math.nan] * replicas
@@ -197,14 +223,12 @@ class Ensemble:
 
     def run_epoch(self) -> Epoch:
         """Train every replica for one epoch; the host waits for the device once, at its end."""
-        self._order.copy_(self._draw(self._epoch))
-        self._next.zero_()
-        if self._advance is None:
-            written = [self._flat.parameters, *self._flat.memory.values(), self._next]
-            self._advance = captured(self._step, written)
-        for _ in range(self.steps_per_epoch):
-            self._advance()
-        if self.device.type != "cpu":
+        self._batches.start(self._draw(self._epoch))
+        if self.device.type == "cpu":
+            for _ in range(self.steps_per_epoch):
+                self._step()
+        else:
+            self._replay()
             self._draw(self._epoch + 1)  # while the device is at work
         rows = self._rows.to("cpu", copy=True)
         for average, values in zip(self._averages, rows.unbind(1), strict=True):
@@ -213,20 +237,30 @@ class Ensemble:
         self._last_lrs = self.lr
         return Epoch(self._epoch, self.step, tuple(self.lr), *rows.unbind(-1))
 
+    def _replay(self) -> None:
+        """An epoch of `_step`, as a CUDA graph of several that is replayed."""
+        if self._advance is None:
+            written = [self._flat.parameters, *self._flat.memory.values(), self._batches.counts]
+            with matrix_products(self.precision, self.device):
+                self._advance = captured(self._step, written, times=self._at_once)
+        for _ in range(self.steps_per_epoch // self._at_once):
+            self._advance()
+
     @torch.no_grad()
     def _step(self) -> None:
         """One step of every replica on static tensors; no number leaves the device."""
-        batch = self._order.index_select(0, self._next)[0]
-        x, y = (
-            data.index_select(0, batch.flatten()).unflatten(0, batch.shape)
-            for data in (self._images, self._labels)
-        )
-        losses = self._network.differentiate(x, y).double()
+        losses = self._network.differentiate(*self._batches.take()).double()
+        counts = self._batches.counts
+        if self._fused:
+            from equilibrate.ensemble import fused
+
+            fused.update(self._flat, self._rule, self.weight_decay, losses, self._rows, counts)
+            return
         row = torch.empty_like(self._rows[0])
         for part, flat in self._parts:
-            self._update(flat, self._rule, self.weight_decay, losses[part], row[part])
-        self._rows.index_copy_(0, self._next, row[None])
-        self._next.add_(1)
+            update(flat, self._rule, self.weight_decay, losses[part], row[part])
+        self._rows.index_copy_(0, counts[:1], row[None])
+        counts.add_(1)
 
     def readings(self) -> list[Reading]:
         """FDR1 for each replica over its half-running window (for Adam the step form)."""
@@ -292,7 +326,7 @@ class Ensemble:
         """
         loss = self._flat.lr.new_zeros(self.replicas)
         correct = torch.full_like(loss, math.nan if labels.is_floating_point() else 0.0)
-        with torch.no_grad():
+        with torch.no_grad(), matrix_products(self.precision, self.device):
             for x, y in self._chunks(images.to(self.device), self._to_labels(labels), chunk):
                 outputs = self._network.outputs(x)
                 loss += y.shape[1] * self._network.losses(outputs, y)
@@ -306,7 +340,7 @@ class Ensemble:
     def full_gradient(self, *, chunk: int | None = None) -> Tensor:
         """∇f over all training data, (R, P) on the device, with the L2 term."""
         total = self._flat.parameters * self.weight_decay
-        with torch.no_grad():
+        with torch.no_grad(), matrix_products(self.precision, self.device):
             for x, y in self._chunks(self._images, self._labels, chunk):
                 self._network.differentiate(x, y)
                 total.add_(self._flat.gradient, alpha=y.shape[1] / len(self._images))
@@ -368,7 +402,8 @@ class Ensemble:
                 draw(seed, epoch, len(self._images), self.batch_size, self.sampling)
                 for seed in self.seeds
             ]
-            self._drawn = epoch, torch.from_numpy(np.stack(orders, axis=1))
+            order = torch.from_numpy(np.stack(orders, axis=1))
+            self._drawn = epoch, self._batches.staged(order)
         return self._drawn[1]
 
     def _to_labels(self, labels: Tensor) -> Tensor:
@@ -376,14 +411,31 @@ class Ensemble:
 
     def _chunks(
         self, images: Tensor, labels: Tensor, size: int | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor | Examples, Tensor]]:
         """The whole data in chunks, the same for all replicas."""
         if size is None:  # a GPU wants to be filled, and each chunk costs it a few launches
             size = 1000 if self.device.type == "cpu" else max(1000, 40_000 // self.replicas)
         if size < 1:
             raise ValueError(f"chunk must be at least 1, got {size}")
-        for x, y in zip(images.split(size), labels.split(size), strict=True):
-            yield x.expand(self.replicas, *x.shape), y.expand(self.replicas, *y.shape)
+        places = torch.arange(len(images), device=self.device)
+        chunks = zip(places.split(size), images.split(size), labels.split(size), strict=True)
+        for index, x, y in chunks:
+            shared = y.expand(self.replicas, *y.shape)
+            if self._network.gathers:
+                yield Examples(images, index.expand(self.replicas, -1)), shared
+            else:
+                yield x.expand(self.replicas, *x.shape), shared
+
+
+def fuses(device: torch.device) -> bool:
+    """Whether steps go through Triton kernels."""
+    return device.type == "cuda" and HAS_TRITON
+
+
+def _aligned(parameters: Tensor) -> Tensor:
+    """A copy whose rows begin at multiples of 64 bytes: wider loads are faster."""
+    replicas, size = parameters.shape
+    return parameters.new_zeros(replicas, -(-size // 16) * 16)[:, :size].copy_(parameters)
 
 
 def _rule(algorithm: str, momentum: float, dampening: float) -> Rule:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_WARM_UPS = 3
+_WARM_UPS = 2
 
 
-def captured(step: Callable[[], None], written: Sequence[Tensor]) -> Callable[[], None]:
-    """`step` as the replay of a CUDA graph; it must read and write static tensors alone.
+def captured(
+    step: Callable[[], None], written: Sequence[Tensor], times: int = 1
+) -> Callable[[], None]:
+    """So many of `step` as the replay of a CUDA graph; it must read and write static tensors alone.
 
     Before a capture the step has to run a few times, for compilers and libraries to set themselves
     up; what it has `written` and would read is put back each time.
     """
-    # Every ensemble compiles its step anew, and a process may make many of them.
-    many = torch._dynamo.config.patch(recompile_limit=1000)
-    with torch.cuda.device(written[0].device), many:
+    with torch.cuda.device(written[0].device):
         saved = [tensor.clone() for tensor in written]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -30,5 +30,6 @@ def captured(step: Callable[[], None], written: Sequence[Tensor]) -> Callable[[]
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            step()
+            for _ in range(times):
+                step()
     return graph.replay

@@ -21,6 +21,14 @@ from equilibrate.observables import Observable, Snapshot, inner
 Memory = Mapping[str, Tensor]
 
 
+def zeros(parameters: Tensor) -> Tensor:
+    """Zeros laid out as `parameters`; where its rows lie apart, between them and after the last."""
+    if parameters.dim() == 1:
+        return torch.zeros_like(parameters)
+    replicas, size = parameters.shape
+    return parameters.new_zeros((replicas, parameters.stride(0)))[:, :size]
+
+
 @dataclass(frozen=True)
 class SGD:
     """v′ = μv − (1−ν)g, with v = 0 before the first step; its relation is FDR1′."""
@@ -31,7 +39,7 @@ class SGD:
 
     def memory(self, parameters: Tensor) -> dict[str, Tensor]:
         """What the rule remembers from step to step, before the first."""
-        return {"pull": torch.zeros_like(parameters)} if self.momentum else {}
+        return {"pull": zeros(parameters)} if self.momentum else {}
 
     def pull(self, gradient: Tensor, memory: Memory) -> Tensor:
         """−v′, with the memory brought forward."""
@@ -61,7 +69,14 @@ class Adam:
         """What the rule remembers from step to step, before the first."""
         names = ["mean", "square", "largest_square"] if self.amsgrad else ["mean", "square"]
         powers = parameters.new_ones((*parameters.shape[:-1], 2), dtype=torch.float64)
-        return {**{name: torch.zeros_like(parameters) for name in names}, "powers": powers}
+        return {**{name: zeros(parameters) for name in names}, "powers": powers}
+
+    def advance(self, memory: Memory) -> Tensor:
+        """(β₁ᵗ, β₂ᵗ), with t brought forward."""
+        powers = memory["powers"]
+        powers[..., :1].mul_(self.betas[0])
+        powers[..., 1:].mul_(self.betas[1])
+        return powers
 
     def pull(self, gradient: Tensor, memory: Memory) -> Tensor:
         """−v′, with the memory brought forward."""
@@ -71,10 +86,7 @@ class Adam:
         if self.amsgrad:
             largest = memory["largest_square"]
             square = torch.maximum(largest, square, out=largest)
-        powers = memory["powers"]  # (β₁ᵗ, β₂ᵗ)
-        powers[..., :1].mul_(first)
-        powers[..., 1:].mul_(second)
-        mean_bias, square_bias = (1 - powers).to(gradient.dtype).split(1, dim=-1)
+        mean_bias, square_bias = (1 - self.advance(memory)).to(gradient.dtype).split(1, dim=-1)
         root = square.sqrt().div_(square_bias.sqrt()).add_(self.epsilon)
         return (mean / mean_bias).div_(root)
 
