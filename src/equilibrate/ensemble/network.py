@@ -91,16 +91,15 @@ class Network:
         for stage in before:
             x, saved = stage.forward(x)
             trace.append(saved)
-        # All gradients are kept: the second stream may still read them.
         if self._fused and isinstance(last, LinearStage) and self._closes(last, x, labels):
-            losses, *grads = last.close(x, labels)
+            losses, grad = last.close(x, labels)
         else:
             outputs, saved = last.forward(x)
             losses, grad = self._differentiated_losses(outputs, labels)
-            grads = [grad, last.backward(saved, grad)]
+            grad = last.backward(saved, grad)
         for stage, saved in zip(reversed(before), reversed(trace), strict=True):
-            if grads[-1] is not None:
-                grads.append(stage.backward(saved, grads[-1]))
+            if grad is not None:
+                grad = stage.backward(saved, grad)
         if any(isinstance(stage, LinearStage) for stage in self._stages):
             join(losses.device)
         return losses

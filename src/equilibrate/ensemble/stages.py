@@ -131,16 +131,17 @@ class LinearStage(Stage):
             torch.sum(grad, 1, out=self._gradients["bias"])
         return self._products(x, grad)
 
-    def close(self, x: Tensor | Examples, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As the last stage before a cross-entropy: losses, ∂y and ∂x, all gradients written."""
+    def close(self, x: Tensor | Examples, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As the last stage before a cross-entropy: losses and ∂x, all gradients written."""
         from equilibrate.ensemble import fused
 
         assert isinstance(x, Tensor)
         y = torch.bmm(x, self._weight_transposed)
         losses, grad = fused.cross_entropy(y, labels, self._bias, self._gradients["bias"])
-        return losses, grad, self._products(x, grad)
+        return losses, self._products(x, grad)
 
     def _products(self, x: Tensor, grad: Tensor) -> Tensor | None:
+        self._read = x, grad  # kept: the second stream may read them after this has returned
         with beside(grad.device):
             torch.bmm(grad.mT, x.flatten(1, -2), out=self._gradients["weight"])
         if not self._through:
