@@ -256,6 +256,27 @@ def test_torch_compile_takes_the_operators():
 
 
 @needs_triton
+def test_torch_compile_takes_a_packed_data_set():
+    from equilibrate.kernels import _launch
+
+    x, weight, bias, _ = operands(SMALL, integers)
+    images, index = integers(7, *x.shape[2:]), torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
+    packed = _launch.pack_data_set(images, 3, "fp16")
+    packed = kernels.PackedImages(images, packed, 3, "fp16")
+    weight.requires_grad_()
+
+    def loss(index):
+        return kernels.fused(packed, weight, bias, index, "fp16").square().sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # dynamo's own deprecations
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(index)
+    (ours,) = torch.autograd.grad(compiled, weight)
+    (theirs,) = torch.autograd.grad(loss(index), weight)
+    assert torch.equal(ours, theirs)
+
+
+@needs_triton
 def test_operator_declarations_are_true():
     x, weight, bias, _ = operands(SHAPES[5], normal)
     operators = torch.ops.equilibrate

@@ -48,7 +48,7 @@ def forward_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the forward product."""
     small = g.replicas * g.pooled < 128 * CHIP
     if precision == "fp16":
-        k = 16 if g.patch <= 192 else 64
+        k = 32 if g.patch <= 192 else 64
         return Tile(m=64 if small else 128, k=k, warps=4, stages=3)
     if precision != "tf32" or small:
         return Tile(m=64, k=32, warps=4, stages=2)
@@ -61,7 +61,9 @@ def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
     With fewer than four warps Triton takes the older matrix instructions, which read operands of
     any width in any order; the newer ones want 32-bit operands transposed, and a slow fence then.
     """
-    if precision == "fp16":
+    if precision == "fp16" and g.patch <= 256 and g.outputs <= 16:
+        tile, programs = Tile(m=64, k=256, warps=8, stages=5), 2 * CHIP
+    elif precision == "fp16":
         tile, programs = Tile(m=64, k=128, warps=4, stages=3), 2 * CHIP
     elif precision == "tf32":
         tile, programs = Tile(m=16, k=64, warps=2, stages=3), 6 * CHIP
