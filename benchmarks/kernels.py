@@ -17,13 +17,19 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equilibrate.kernels import conv_relu_pool, conv_relu_pool_reference
+from equilibrate.kernels import (
+    PackedImages,
+    Precision,
+    conv_relu_pool,
+    conv_relu_pool_reference,
+    pack_images,
+)
 
 LAYERS = [(3, 16, 32), (16, 20, 16), (20, 20, 8)]
 """Input channels, filters and image width of the three layers; filters are 5×5."""
@@ -43,6 +49,7 @@ class Training:
         layer: Layer,
         steps: int,
         *,
+        packed: Precision | None = None,
         compiled: bool = False,
         device: str = "cuda",
     ) -> None:
@@ -60,7 +67,10 @@ class Training:
         *convolutions, weight, bias = self.parameters
         self.layers = list(zip(convolutions[::2], convolutions[1::2], strict=True))
         self.linear = weight, bias
-        self.images = random(IMAGES, 3, 32, 32)
+        images = random(IMAGES, 3, 32, 32)
+        self.images: Tensor | PackedImages = images
+        if packed is not None:
+            self.images = pack_images(images, 5, packed)
         self.labels = torch.randint(10, (IMAGES,), device=device, generator=generator)
         self.order = torch.stack(
             [torch.randperm(IMAGES, device=device, generator=generator) for _ in range(replicas)]
@@ -131,17 +141,22 @@ def microseconds(run: Callable[[], Any], repeats: int = 20) -> float:
     return median(times)
 
 
-def step_time(replicas: int, layer: Layer, *, graph: bool = True, compiled: bool = False) -> float:
+def fused_training(replicas: int, precision: Precision) -> Training:
+    """The CNN on a packed data set, through the Triton kernels."""
+    layer = partial(conv_relu_pool, precision=precision)
+    return Training(replicas, layer, steps=1000, packed=precision, compiled=True)
+
+
+def step_time(training: Training, *, graph: bool = True) -> float:
     """Microseconds a step of all replicas takes."""
-    training = Training(replicas, layer, steps=1000, compiled=compiled)
     if not graph:
         return microseconds(training.step)
     return microseconds(captured(training.step).replay) / STEPS_PER_GRAPH
 
 
-def kernel_times(replicas: int, layer: Layer, *, compiled: bool) -> list[tuple[str, float]]:
+def kernel_times(training: Training) -> list[tuple[str, float]]:
     """Every kernel of one step in its order, with its microseconds."""
-    graph = captured(Training(replicas, layer, steps=1000, compiled=compiled).step, steps=1)
+    graph = captured(training.step, steps=1)
     graph.replay()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -151,7 +166,7 @@ def kernel_times(replicas: int, layer: Layer, *, compiled: bool) -> list[tuple[s
     return [(event.name, event.device_time_total) for event in events if event.device_time_total]
 
 
-def relative_errors(precision: str, replicas: int = 2) -> dict[str, list[float]]:
+def relative_errors(precision: Precision, replicas: int = 2) -> dict[str, list[float]]:
     """‖ours − float64‖/‖float64‖ of result and gradients, layer by layer, the maxima held fixed."""
     errors = {}
     for c, o, width in LAYERS:
@@ -159,7 +174,8 @@ def relative_errors(precision: str, replicas: int = 2) -> dict[str, list[float]]
         weight = torch.randn(replicas, o, c, 5, 5, device="cuda", requires_grad=True)
         bias = torch.randn(replicas, o, device="cuda", requires_grad=True)
         operands = (x, weight, bias)
-        y, argmax, _ = torch.ops.equilibrate.conv_relu_pool(*operands, None, precision)
+        packed = torch.ops.equilibrate.pack(x.detach(), None, 5, precision)
+        y, argmax = torch.ops.equilibrate.conv_relu_pool(x, packed, weight, bias, None, precision)
         cotangent = torch.randn_like(y)
         ours = (y, *torch.autograd.grad(y, operands, cotangent))
         exact = [t.detach().double().requires_grad_() for t in operands]
@@ -195,28 +211,30 @@ def main() -> None:
     }
     print(record["device"], "torch", record["torch"], "triton", record["triton"])
     print("replicas and version: µs a step, µs a replica-step")
-    versions: dict[str, tuple[Layer, bool]] = {
-        "eager": (conv_relu_pool_reference, False),
-        "cuDNN": (conv_relu_pool_reference, True),
-        "tf32": (conv_relu_pool, True),
-        "tf32x3": (partial(conv_relu_pool, precision="tf32x3"), True),
+    plain = partial(Training, layer=conv_relu_pool_reference, steps=1000)
+    versions: dict[str, Callable[[int], Training]] = {
+        "eager": plain,
+        "cuDNN": partial(plain, compiled=True),
+        "fp16": partial(fused_training, precision="fp16"),
+        "tf32": partial(fused_training, precision="tf32"),
+        "tf32x3": partial(fused_training, precision="tf32x3"),
     }
     wanted = dict.fromkeys(versions, args.replicas) | {
         "eager": [1],
         "tf32x3": [max(args.replicas)],
     }
     for replicas in args.replicas:
-        for name, (layer, graph) in versions.items():
+        for name, make in versions.items():
             if replicas not in wanted[name]:
                 continue
-            time = step_time(replicas, layer, graph=graph, compiled=graph)
+            time = step_time(make(replicas), graph=name != "eager")
             record["steps"][f"{replicas} {name}"] = time
             print(f"{replicas:3} {name:8} {time:9.1f} {time / replicas:9.1f}", flush=True)
-    record["kernels"] = kernel_times(max(args.replicas), conv_relu_pool, compiled=True)
+    record["kernels"] = kernel_times(fused_training(max(args.replicas), "fp16"))
     for name, time in record["kernels"]:
         print(f"{time:8.1f} µs  {name[:60]}")
     print("relative errors against float64 of y and the gradients of x, weight, bias", flush=True)
-    record["errors"] = {p: relative_errors(p) for p in ("tf32", "tf32x3", "ieee")}
+    record["errors"] = {p: relative_errors(p) for p in get_args(Precision)}
     for precision, errors in record["errors"].items():
         for name, values in errors.items():
             print(f"{precision:7} {name:6}", *(f"{v:.1e}" for v in values))

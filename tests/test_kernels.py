@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from functools import partial
 from importlib.metadata import version
 
 import pytest
@@ -14,8 +15,13 @@ if not ON_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
 from equilibrate import kernels  # noqa: E402
-from equilibrate.kernels import conv_relu_pool, conv_relu_pool_reference, why_not_fused  # noqa: E402
-from equilibrate.kernels._geometry import main_and_tail  # noqa: E402
+from equilibrate.kernels import (  # noqa: E402
+    conv_relu_pool,
+    conv_relu_pool_reference,
+    pack_images,
+    why_not_fused,
+)
+from equilibrate.kernels._geometry import Geometry, main_and_tail  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 needs_triton = pytest.mark.skipif(not kernels.HAS_TRITON, reason="triton is not installed")
@@ -79,7 +85,8 @@ def relative_error(a, b):
 @needs_triton
 @pytest.mark.parametrize(
     ("shape", "precision"),
-    [(shape, "ieee") for shape in SHAPES] + [(SHAPES[0], "tf32"), (SMALL, "tf32x3")],
+    [(shape, "ieee") for shape in SHAPES]
+    + [(SHAPES[0], "tf32"), (SMALL, "tf32x3"), (SHAPES[0], "fp16"), (SHAPES[1], "fp16")],
     ids=str,
 )
 def test_small_integers_are_exact_with_their_ties_and_dead_relus(shape, precision):
@@ -95,13 +102,49 @@ def test_float32_products_are_as_good_as_float32():
 
 
 @needs_triton
-def test_tf32_rounds_to_eleven_bits_without_bias():
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_rounding_to_eleven_bits_has_no_bias(precision):
     tensors = operands((4, 4, 1, 8, 8, 4, 3), normal)
-    ours, theirs = fused("tf32")(*tensors[:3]).double(), twin(*tensors)[0]
+    ours, theirs = fused(precision)(*tensors[:3]).double(), twin(*tensors)[0]
     assert 1e-5 < relative_error(ours, theirs) < 5e-4
     # Cutting the low bits off would shrink sums by about 2·2⁻¹²·1.4 = 7e-4 on average.
     alive = theirs > 0.1
     assert abs(float((ours / theirs)[alive].mean() - 1)) < 1e-4
+
+
+@needs_triton
+def test_half_precision_keeps_small_gradients_of_a_mean():
+    x, weight, bias, cotangent = operands(SMALL, normal)
+    bias = bias + 100  # no two candidates of a maximum are nearer than rounding errors, none dead
+    x[..., ::2, ::2] += 10
+    weight = weight.abs()
+    # 5e-7/3 is where the range of full precision ends for a batch of 3; plain half's ends at 6e-5.
+    cotangent = cotangent.sign() * (1 + cotangent.abs()) * 5e-7 / 3
+    tensors = (x, weight, bias, cotangent)
+    for a, b in zip(value_and_gradients(fused("fp16"), *tensors), twin(*tensors), strict=True):
+        assert relative_error(a, b) < 5e-4
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's numpy sees it as well
+def test_half_precision_overflows_visibly_and_in_one_replica_only():
+    x, weight, bias, cotangent = operands(SMALL, normal)
+    large = x.clone()
+    large[0] += 7e4
+    y = fused("fp16")(large, weight.abs(), bias)
+    assert not y[0].isfinite().any()
+    assert y[1].isfinite().all()
+    cotangent[0] = 1e3
+    grad_weight = value_and_gradients(fused("fp16"), x, weight, bias + 100, cotangent)[2]
+    assert not grad_weight[0].isfinite().any()
+    assert grad_weight[1].isfinite().all()
+
+
+def test_gradients_are_scaled_by_a_power_of_two_that_follows_the_batch():
+    def scale(batch):
+        return Geometry(1, batch, 1, 4, 4, 1, 1).scale
+
+    assert [scale(batch) for batch in (1, 2, 100, 128)] == [2.0**8, 2.0**9, 2.0**14, 2.0**15]
 
 
 @needs_triton
@@ -154,6 +197,42 @@ def test_index_gathers_from_a_data_set():
 
 
 @needs_triton
+@pytest.mark.parametrize(("shape", "precision"), [(SMALL, "ieee"), (SHAPES[0], "fp16")], ids=str)
+def test_packed_data_set_gives_what_its_images_give(shape, precision):
+    x, weight, bias, cotangent = operands(shape, integers)
+    images = integers(7, *x.shape[2:])
+    packed = pack_images(images, width=shape[-1], precision=precision)
+    own = torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
+    shared = torch.arange(2, 5, device=DEVICE).expand(2, 3)
+    for index, seen in (
+        (own, images[own]),
+        (shared, images[shared]),
+        (None, images.expand(2, *images.shape)),
+    ):
+        some = cotangent if index is not None else integers(2, 7, *cotangent.shape[2:])
+        y, _, *theirs = twin(seen, weight, bias, some)
+        leaves = [t.detach().requires_grad_() for t in (weight, bias)]
+        ours = kernels.fused(packed, *leaves, index, precision)
+        assert torch.equal(ours.double(), y)
+        for a, b in zip(torch.autograd.grad(ours, leaves, some), theirs, strict=True):
+            assert torch.equal(a.double(), b)
+        assert torch.equal(conv_relu_pool_reference(packed, weight, bias, index=index).double(), y)
+
+
+@needs_triton
+def test_packing_in_several_launches_changes_nothing(monkeypatch):
+    from equilibrate.kernels import _launch
+
+    images = normal(5, 3, 4, 6)
+    whole = _launch.pack_data_set(images, 3, "fp16")
+    monkeypatch.setattr(_launch, "PACKED_AT_ONCE", 2)
+    assert torch.equal(_launch.pack_data_set(images, 3, "fp16"), whole)
+    inner = whole[:, 1:-1, 1:-1, :3].permute(0, 3, 1, 2)
+    assert torch.equal(inner, images.half())
+    assert whole.double().square().sum() == inner.double().square().sum()  # zeros elsewhere
+
+
+@needs_triton
 def test_any_strides_will_do():
     x, weight, bias, cotangent = operands(SMALL, integers)
     theirs = twin(x[:1].expand_as(x), weight, bias, cotangent)
@@ -177,11 +256,38 @@ def test_torch_compile_takes_the_operators():
 
 
 @needs_triton
+def test_torch_compile_takes_a_packed_data_set():
+    from equilibrate.kernels import _launch
+
+    x, weight, bias, _ = operands(SMALL, integers)
+    images, index = integers(7, *x.shape[2:]), torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
+    packed = _launch.pack_data_set(images, 3, "fp16")
+    packed = kernels.PackedImages(images, packed, 3, "fp16")
+    weight.requires_grad_()
+
+    def loss(index):
+        return kernels.fused(packed, weight, bias, index, "fp16").square().sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # dynamo's own deprecations
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(index)
+    (ours,) = torch.autograd.grad(compiled, weight)
+    (theirs,) = torch.autograd.grad(loss(index), weight)
+    assert torch.equal(ours, theirs)
+
+
+@needs_triton
 def test_operator_declarations_are_true():
     x, weight, bias, _ = operands(SHAPES[5], normal)
-    inputs = (x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), None, "ieee")
+    operators = torch.ops.equilibrate
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.equilibrate.conv_relu_pool.default, inputs, test_utils=checks)
+    for precision in ("ieee", "fp16"):
+        packing = (x.detach(), None, weight.shape[-1], precision)
+        torch.library.opcheck(operators.pack.default, packing, test_utils=checks)
+        leaves = [t.detach().requires_grad_() for t in (weight, bias)]
+        for images in (x.detach().requires_grad_(), None):
+            inputs = (images, operators.pack(*packing), *leaves, None, precision)
+            torch.library.opcheck(operators.conv_relu_pool.default, inputs, test_utils=checks)
 
 
 @given(st.integers(1, 64))
@@ -217,7 +323,7 @@ def test_other_operands_take_the_plain_path(changes, reason):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"precision": "bf16"}, "precision must be 'tf32', 'tf32x3' or 'ieee', got 'bf16'"),
+        ({"precision": "bf16"}, "precision must be one of 'fp16', 'tf32', .* got 'bf16'"),
         ({"x": torch.ones(2, 1, 4, 4)}, r"want x \(R, B, C, H, W\)"),
         ({"index": torch.zeros(1, 2, dtype=torch.int64)}, r"want x \(N, C, H, W\)"),
         ({"x": torch.ones(1, 2, 2, 4, 4)}, r"C or \(R, O\) differ"),
@@ -228,6 +334,12 @@ def test_other_operands_take_the_plain_path(changes, reason):
             r"index must be \(R, B\) with R = 1, got \(2, 2\)",
         ),
         ({"weight": torch.ones(1, 3, 1, 2, 2)}, "square filter of odd width, got 2×2"),
+        ({"x": pack_images(torch.ones(5, 2, 4, 4), 3)}, r"C or \(R, O\) differ"),
+        ({"x": pack_images(torch.ones(5, 1, 4, 4), 5)}, "packed for filters of width 5 in tf32"),
+        (
+            {"x": pack_images(torch.ones(5, 1, 4, 4), 3, "fp16")},
+            "width 3 in fp16, but these are 3 wide in tf32: pack them anew",
+        ),
     ],
 )
 def test_wrong_operands_are_named(changes, message):
@@ -236,12 +348,26 @@ def test_wrong_operands_are_named(changes, message):
         conv_relu_pool(**{"bias": torch.ones(1, 3), **given_, **changes})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.ones(2, 4, 4), 3), r"images must be \(N, C, H, W\), got \(2, 4, 4\)"),
+        ((torch.ones(2, 1, 4, 4).requires_grad_(), 3), "images must not require a gradient"),
+        ((torch.ones(2, 1, 4, 4), 4), "width must be odd, got 4"),
+        ((torch.ones(2, 1, 4, 4), 3, "bf16"), "precision must be one of"),
+    ],
+)
+def test_what_cannot_be_packed_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        pack_images(*arguments)
+
+
 PAPER_LAYERS = [(4, 100, 3, 32, 32, 16, 5), (4, 100, 16, 16, 16, 20, 5), (4, 100, 20, 8, 8, 20, 5)]
 
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee"])
+@pytest.mark.parametrize("precision", ["fp16", "tf32", "tf32x3", "ieee"])
 @pytest.mark.parametrize("shape", PAPER_LAYERS, ids=str)
 def test_paper_layers_are_exact_on_the_gpu(shape, precision):
     tensors = operands(shape, integers)
@@ -253,13 +379,32 @@ def test_paper_layers_are_exact_on_the_gpu(shape, precision):
 
 @pytest.mark.gpu
 @needs_gpu
-def test_runs_repeat_bit_for_bit_and_replay_as_a_graph():
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_packed_data_set_is_exact_on_the_gpu(precision):
+    shape = PAPER_LAYERS[0]
+    x, weight, bias, cotangent = operands(shape, integers)
+    images = integers(5000, *x.shape[2:])  # more than one launch packs
+    packed = pack_images(images, 5, precision)
+    index = torch.randint(5000, x.shape[:2], device=DEVICE)
+    y, _, *theirs = twin(images[index], weight, bias, cotangent)
+    leaves = [t.detach().requires_grad_() for t in (weight, bias)]
+    ours = conv_relu_pool(packed, *leaves, index=index, precision=precision)
+    assert torch.equal(ours.double(), y)
+    for a, b in zip(torch.autograd.grad(ours, leaves, cotangent), theirs, strict=True):
+        assert torch.equal(a.double(), b)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_runs_repeat_bit_for_bit_and_replay_as_a_graph(precision):
+    layer = partial(conv_relu_pool, precision=precision)
     tensors = operands(PAPER_LAYERS[1], normal)
-    first = value_and_gradients(conv_relu_pool, *tensors)
-    assert_equal(value_and_gradients(conv_relu_pool, *tensors), first)
+    first = value_and_gradients(layer, *tensors)
+    assert_equal(value_and_gradients(layer, *tensors), first)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = value_and_gradients(conv_relu_pool, *tensors)
+        captured = value_and_gradients(layer, *tensors)
     for _ in range(3):
         for part in captured:
             part.fill_(float("nan"))

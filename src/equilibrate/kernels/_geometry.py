@@ -24,28 +24,22 @@ class Geometry:
         return cls(replicas, y.shape[1], channels, 2 * y.shape[3], 2 * y.shape[4], outputs, width)
 
     @classmethod
-    def before(cls, weight: Tensor, x: Tensor, index: Tensor | None) -> "Geometry":
-        """Read the sizes off weight and images."""
+    def before(cls, weight: Tensor, packed: Tensor, index: Tensor | None) -> "Geometry":
+        """Read the sizes off weight and packed images."""
         replicas, outputs, channels, _, width = weight.shape
-        batch = x.shape[1] if index is None else index.shape[1]
-        return cls(replicas, batch, channels, x.shape[-2], x.shape[-1], outputs, width)
+        batch = packed.shape[-4] if index is None else index.shape[1]
+        height, breadth = (size - width // 2 * 2 for size in packed.shape[-3:-1])
+        return cls(replicas, batch, channels, height, breadth, outputs, width)
 
     @property
     def padded_channels(self) -> int:
-        """Channels of the packed image: 16-byte loads need a multiple of 4."""
-        return blocks(self.channels, 4) * 4
+        """Channels of the packed image."""
+        return padded(self.channels)
 
     @property
     def image_shape(self) -> tuple[int, ...]:
         """Shape of the images in memory, channels last."""
         return (self.replicas, self.batch, self.height, self.width, self.channels)
-
-    @property
-    def packed_shape(self) -> tuple[int, ...]:
-        """Shape of the packed image, with its border of zeros."""
-        border = self.filter // 2 * 2
-        size = (self.height + border, self.width + border)
-        return (self.replicas, self.batch, *size, self.padded_channels)
 
     @property
     def output_blocks(self) -> tuple[int, int]:
@@ -56,6 +50,14 @@ class Geometry:
     def channel_blocks(self) -> tuple[int, int]:
         """Main block and tail of the channels."""
         return main_and_tail(self.channels)
+
+    @property
+    def scale(self) -> float:
+        """What gradients of a mean over the batch are multiplied by to suit half precision.
+
+        256 for an image's own gradient, times the batch size rounded down to a power of two.
+        """
+        return 256.0 * 2.0 ** (self.batch.bit_length() - 1)
 
     @property
     def patch(self) -> int:
@@ -76,6 +78,25 @@ class Geometry:
     def reach(self) -> int:
         """How many pooled pixels away an input pixel still has a say."""
         return (self.filter // 2 + 1) // 2
+
+
+def packed_shape(leading: tuple[int, ...], sizes: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Shape of packed images of `sizes` (C, H, W), with the border that filters of `width` need.
+
+    >>> packed_shape((7,), (3, 32, 32), 5)
+    (7, 36, 36, 4)
+    """
+    channels, *image = sizes
+    return (*leading, *(size + width // 2 * 2 for size in image), padded(channels))
+
+
+def padded(channels: int) -> int:
+    """The next multiple of 4: a pair of pixels then fills whole 16-byte loads.
+
+    >>> padded(3), padded(20)
+    (4, 20)
+    """
+    return blocks(channels, 4) * 4
 
 
 def blocks(count: int, size: int) -> int:

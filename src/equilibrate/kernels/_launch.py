@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from . import _products, _repack
-from ._geometry import Geometry, blocks, power_of_two
+from ._geometry import Geometry, blocks, packed_shape, power_of_two
 
 BLOCK = 512
 """Entries a program of the elementwise kernels handles; its choice hardly matters."""
-PIXELS = 128
-"""Pixels a program of the repacking kernels handles; likewise."""
+PIXELS = 64
+"""Pixels a program of the spreading kernel handles; likewise."""
 CHIP = 132
 """Programs that fill the chip: a fixed number, so that sums have one order on every machine."""
+PACKED_AT_ONCE = 4096
+"""Images of a data set that one launch packs, so that their entries are counted in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,17 @@ class Tile:
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-# Measured on an H200 with the layers of the paper's CNN, 16 replicas, in TF32. The other
-# precisions need more registers, hence smaller blocks.
+# Measured on an H200 with the layers of the paper's CNN, 16 replicas, in half precision and TF32.
+# The other precisions need more registers, hence smaller blocks.
 
 
 def forward_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the forward product."""
-    if precision != "tf32" or g.replicas * g.pooled < 128 * CHIP:
+    small = g.replicas * g.pooled < 128 * CHIP
+    if precision == "fp16":
+        k = 32 if g.patch <= 192 else 64
+        return Tile(m=64 if small else 128, k=k, warps=4, stages=3)
+    if precision != "tf32" or small:
         return Tile(m=64, k=32, warps=4, stages=2)
     return Tile(m=128, k=32, warps=4, stages=2 if g.patch <= 192 else 4)
 
@@ -52,30 +58,29 @@ def forward_tile(g: Geometry, precision: str) -> Tile:
 def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
     """Block shape of the weight gradient and into how many summands a replica's batch is split.
 
-    With fewer than four warps Triton takes the older matrix instructions, which read operands in
-    any order; the newer ones want one of them transposed, and a slow fence after that.
+    With fewer than four warps Triton takes the older matrix instructions, which read operands of
+    any width in any order; the newer ones want 32-bit operands transposed, and a slow fence then.
     """
-    if precision != "tf32":
-        tile, programs = Tile(m=16, k=64, warps=8, stages=1), 4 * CHIP
-    elif g.outputs > 24:
-        tile, programs = Tile(m=16, k=32, warps=2, stages=1), 8 * CHIP
-    elif g.patch <= 192:
-        tile, programs = Tile(m=16, k=64, warps=2, stages=1), 6 * CHIP
-    elif g.pooled >= 4096:
-        tile, programs = Tile(m=32, k=64, warps=2, stages=1), 8 * CHIP
+    if precision == "fp16" and g.patch <= 256 and g.outputs <= 16:
+        tile, programs = Tile(m=64, k=256, warps=8, stages=5), 2 * CHIP
+    elif precision == "fp16":
+        tile, programs = Tile(m=64, k=128, warps=4, stages=3), 2 * CHIP
+    elif precision == "tf32":
+        tile, programs = Tile(m=16, k=64, warps=2, stages=3), 6 * CHIP
     else:
-        tile, programs = Tile(m=16, k=64, warps=2, stages=1), 3 * CHIP
+        tile, programs = Tile(m=16, k=64, warps=8, stages=1), 4 * CHIP
     splits = programs // (g.replicas * blocks(g.patch, tile.k))
     return tile, min(max(1, splits), 32)
 
 
 def input_gradient_tile(g: Geometry, precision: str) -> Tile:
-    """Block shape of the input gradient (its k follows from the channels)."""
-    if precision != "tf32":
-        return Tile(m=64, k=16, warps=8, stages=2)
-    if g.replicas * g.pooled < 128 * CHIP or g.channels * g.outputs > 512:
-        return Tile(m=64, k=16, warps=4, stages=2)
-    return Tile(m=128, k=16, warps=4, stages=3)
+    """Block shape of the input gradient."""
+    small = g.replicas * g.pooled < 128 * CHIP
+    if precision == "fp16":
+        return Tile(m=64 if small else 128, k=64, warps=4, stages=3)
+    if precision == "tf32":
+        return Tile(m=64 if small else 128, k=32, warps=4, stages=3)
+    return Tile(m=64, k=16, warps=8, stages=2)
 
 
 @cache
@@ -109,94 +114,155 @@ def _rows_contiguous(parameter: Tensor) -> Tensor:
     return parameter if parameter[0].is_contiguous() else parameter.contiguous()
 
 
+def element_type(precision: str) -> torch.dtype:
+    """What packed images, filters and spread gradients are stored in."""
+    return torch.float16 if precision == "fp16" else torch.float32
+
+
+def _product(precision: str) -> str:
+    """How Triton is to multiply the elements."""
+    return "ieee" if precision == "fp16" else precision
+
+
+def pack(x: Tensor, index: Tensor | None, width: int, precision: str) -> Tensor:
+    """Images (R, B, C, H, W), or index (R, B) and images (N, C, H, W), as the products read them.
+
+    Channels last, rounded to the precision, in a border of zeros for filters of `width`.
+    """
+    leading = x.shape[:2] if index is None else index.shape
+    shape = packed_shape(tuple(leading), tuple(x.shape[-3:]), width)
+    packed = x.new_empty(shape, dtype=element_type(precision))
+    _pack(packed, x, index, width, precision)
+    return packed
+
+
+def pack_data_set(images: Tensor, width: int, precision: str) -> Tensor:
+    """Images (N, C, H, W) as the products read them."""
+    shape = packed_shape((len(images),), tuple(images.shape[1:]), width)
+    packed = images.new_empty(shape, dtype=element_type(precision))
+    for some, x in zip(packed.split(PACKED_AT_ONCE), images.split(PACKED_AT_ONCE), strict=True):
+        _pack(some[None], x[None], None, width, precision)
+    return packed
+
+
+def _pack(packed: Tensor, x: Tensor, index: Tensor | None, width: int, precision: str) -> None:
+    size = packed[0].numel()
+    _repack.pack_kernel[(blocks(size, 2 * BLOCK), len(packed))](
+        x, None if index is None else index.contiguous(), packed,
+        x.stride(0) if index is None else 0, x.stride(-4), size,
+        STRIDE_C=x.stride(-3), STRIDE_Y=x.stride(-2), STRIDE_X=x.stride(-1),
+        C=x.shape[-3], CP=packed.shape[-1], H=x.shape[-2], W=x.shape[-1], PAD=width // 2,
+        ROUND=precision == "tf32", BLOCK=2 * BLOCK,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Images:
+    """Packed images, each replica's own (R, B, …), or one set (N, …) for all; in `index` order."""
+
+    packed: Tensor
+    index: Tensor | None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the kernels want to know."""
+        shared = self.packed.ndim == 4
+        index = None if self.index is None else self.index
+        if index is not None and index.stride(1) != 1:
+            index = index.contiguous()
+        return {
+            "packed": self.packed,
+            "index": index,
+            "stride_packed": 0 if shared else self.packed.stride(0),
+            "stride_index": 0 if index is None else index.stride(0),
+        }
+
+
 def forward(
-    x: Tensor,
+    images: Images,
     weight: Tensor,
     bias: Tensor,
-    index: Tensor | None,
     g: Geometry,
     precision: str,
     tile: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Pooled activations, where each maximum sat (4: ReLU dead), and the packed images."""
+) -> tuple[Tensor, Tensor]:
+    """Pooled activations and where each maximum sat (4: ReLU dead)."""
     tile = tile or forward_tile(g, precision)
     main, tail = g.output_blocks
     columns, depth = 4 * (main + tail), blocks(g.patch, tile.k) * tile.k
     weight, bias = _rows_contiguous(weight), _rows_contiguous(bias)
-    filters = x.new_empty(g.replicas, columns, depth)
-    packed = x.new_empty(g.packed_shape)
-    y = x.new_empty(g.pooled_shape)
-    argmax = x.new_empty(g.pooled_shape, dtype=torch.uint8)
-    with _beside(x.device):
-        _repack.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
-            weight, filters, weight.stride(0),
-            O=g.outputs, C=g.channels, CP=g.padded_channels, F=g.filter, N=columns, KP=depth,
-            ROUND=precision == "tf32", BLOCK=BLOCK,
-        )  # fmt: skip
-    pixels = packed[0, ..., 0].numel()
-    _repack.pack_kernel[(blocks(pixels, PIXELS), g.replicas)](
-        x, None if index is None else index.contiguous(), packed,
-        x.stride(0) if index is None else 0, x.stride(-4), pixels,
-        STRIDE_C=x.stride(-3), STRIDE_Y=x.stride(-2), STRIDE_X=x.stride(-1),
-        C=g.channels, CP=g.padded_channels, CB=power_of_two(g.padded_channels),
-        H=g.height, W=g.width, PAD=g.filter // 2, ROUND=precision == "tf32", BLOCK=PIXELS,
+    filters = images.packed.new_empty(g.replicas, columns, depth)
+    y = weight.new_empty(g.pooled_shape)
+    argmax = weight.new_empty(g.pooled_shape, dtype=torch.uint8)
+    _repack.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
+        weight, filters, weight.stride(0),
+        O=g.outputs, C=g.channels, CP=g.padded_channels, F=g.filter, N=columns, KP=depth,
+        ROUND=precision == "tf32", BLOCK=BLOCK,
     )  # fmt: skip
-    _join(x.device)
     _products.forward_kernel[(blocks(g.pooled, tile.m), g.replicas)](
-        packed, filters, bias, y, argmax, bias.stride(0), g.pooled,
+        **images.arguments, filters=filters, bias=bias, y=y, argmax=argmax,
+        stride_bias=bias.stride(0), M=g.pooled,
         O=g.outputs, O_MAIN=main, O_TAIL=tail, CP=g.padded_channels,
-        H=g.height, W=g.width, F=g.filter, KP=depth, BM=tile.m, BK=tile.k, PRECISION=precision,
-        **tile.options,
+        H=g.height, W=g.width, F=g.filter, KP=depth, BM=tile.m, BK=tile.k,
+        PRECISION=_product(precision), **tile.options,
     )  # fmt: skip
-    return y, argmax, packed
+    return y, argmax
 
 
 def weight_gradient(
-    packed: Tensor, grad: Tensor, argmax: Tensor, g: Geometry, precision: str
+    images: Images, grad: Tensor, argmax: Tensor, g: Geometry, precision: str
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias."""
-    tagged, sums = _tag(grad, argmax, g, precision, border=0)
-    product = WeightGradient(packed, tagged, sums, g, precision)
+    spread, sums = spread_gradient(grad, argmax, g, precision, border=0)
+    product = WeightGradient(images, spread, sums, g, precision)
     product.launch()
     return product.weight, product.bias
 
 
 def gradients(
-    packed: Tensor, grad: Tensor, argmax: Tensor, weight: Tensor, g: Geometry, precision: str
+    images: Images, grad: Tensor, argmax: Tensor, weight: Tensor, g: Geometry, precision: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the images (channels last), weight and bias."""
-    images = InputGradient(weight, g, precision)
+    inward = InputGradient(weight, g, precision)
     with _beside(grad.device):
-        images.expand()
-    tagged, sums = _tag(grad, argmax, g, precision, border=g.reach)
+        inward.expand()
+    spread, sums = spread_gradient(grad, argmax, g, precision, border=g.reach)
     _join(grad.device)
-    product = WeightGradient(packed, tagged, sums, g, precision)
+    product = WeightGradient(images, spread, sums, g, precision)
     with _beside(grad.device):
         product.launch()
-    images.launch(tagged)
+    inward.launch(spread)
     _join(grad.device)
-    return images.x, product.weight, product.bias
+    return inward.x, product.weight, product.bias
 
 
-def _tag(
+def _scale(g: Geometry, precision: str) -> float:
+    return g.scale if precision == "fp16" else 1.0
+
+
+def spread_gradient(
     grad: Tensor, argmax: Tensor, g: Geometry, precision: str, border: int
 ) -> tuple[Tensor, Tensor]:
     """Gradients as the products read them, and summands of the bias gradient.
 
-    Each gradient carries its maximum's position; around each image lies a border of zeros.
+    Each stands where its maximum sat, 0 at the three other positions; around each image lies a
+    border of zeros.
     """
-    channels = sum(g.output_blocks)
+    main, tail = g.output_blocks
     height, width = g.height // 2, g.width // 2
-    tagged = grad.new_empty(g.replicas, g.batch, height + 2 * border, width + 2 * border, channels)
-    pixels = tagged[0, ..., 0].numel()
+    spread = grad.new_empty(
+        (g.replicas, g.batch, height + 2 * border, width + 2 * border, 4 * (main + tail)),
+        dtype=element_type(precision),
+    )
+    pixels = spread[0, ..., 0].numel()
     sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS), g.outputs)
-    _repack.tag_kernel[(sums.shape[1], g.replicas)](
-        grad, argmax, tagged, sums, grad.stride(0), grad.stride(1), pixels,
+    _repack.spread_kernel[(sums.shape[1], g.replicas)](
+        grad, argmax, spread, sums, grad.stride(0), grad.stride(1), _scale(g, precision), pixels,
         STRIDE_O=grad.stride(2), STRIDE_Y=grad.stride(3), STRIDE_X=grad.stride(4),
-        O=g.outputs, OP=channels, OB=power_of_two(channels), H2=height, W2=width,
+        O=g.outputs, O_MAIN=main, O_TAIL=tail, H2=height, W2=width,
         BORDER=border, ROUND=precision == "tf32", BLOCK=PIXELS,
     )  # fmt: skip
-    return tagged, sums
+    return spread, sums
 
 
 class WeightGradient:
@@ -204,8 +270,8 @@ class WeightGradient:
 
     def __init__(
         self,
-        packed: Tensor,
-        tagged: Tensor,
+        images: Images,
+        spread: Tensor,
         sums: Tensor,
         g: Geometry,
         precision: str,
@@ -214,34 +280,43 @@ class WeightGradient:
     ) -> None:
         if tile is None or splits is None:
             tile, splits = weight_gradient_tile(g, precision)
-        self.packed, self.tagged, self.sums = packed, tagged, sums
+        self.images, self.spread, self.sums = images, spread, sums
         self.g, self.precision, self.tile = g, precision, tile
-        self.main, self.tail = g.output_blocks
         self.steps = blocks(blocks(g.pooled, tile.m), splits)
         self.splits = blocks(g.pooled, self.steps * tile.m)
-        columns = 4 * (self.main + self.tail)
-        self.partial = packed.new_empty(self.splits, g.replicas, g.patch, columns)
-        self.weight = packed.new_empty(g.replicas, g.outputs, g.channels, g.filter, g.filter)
-        self.bias = packed.new_empty(g.replicas, g.outputs)
+        self.partial = sums.new_empty(self.splits, g.replicas, g.patch, spread.shape[-1])
+        self.weight = sums.new_empty(g.replicas, g.outputs, g.channels, g.filter, g.filter)
+        self.bias = sums.new_empty(g.replicas, g.outputs)
 
     def launch(self) -> None:
         """Fill `weight` and `bias`."""
+        self.multiply()
+        self.fold()
+
+    def multiply(self) -> None:
+        """Fill `partial`."""
         g, tile = self.g, self.tile
+        main, tail = g.output_blocks
         image, width = g.pooled // g.batch, g.width // 2
-        whole = tile.m % image == 0 or (image % tile.m == 0 and tile.m % width == 0)
+        whole = image % tile.m == 0 and tile.m % width == 0
+        whole |= tile.m % image == 0 and self.images.index is None
         _products.weight_gradient_kernel[(blocks(g.patch, tile.k), self.splits, g.replicas)](
-            self.packed, self.tagged, self.partial, g.pooled,
-            O_MAIN=self.main, O_TAIL=self.tail, CP=g.padded_channels, H=g.height, W=g.width,
-            F=g.filter, BORDER=(self.tagged.shape[2] - g.height // 2) // 2, STEPS=self.steps,
+            **self.images.arguments, spread=self.spread, partial=self.partial, M=g.pooled,
+            O_MAIN=main, O_TAIL=tail, CP=g.padded_channels, H=g.height, W=g.width,
+            F=g.filter, BORDER=(self.spread.shape[2] - g.height // 2) // 2, STEPS=self.steps,
             BM=tile.m, BK=tile.k, ALIGNED=whole and g.pooled % tile.m == 0,
-            PRECISION=self.precision, **tile.options,
+            PRECISION=_product(self.precision), **tile.options,
         )  # fmt: skip
-        block = 128
-        _products.fold_kernel[(blocks(self.weight[0].numel(), block), g.replicas)](
-            self.partial, self.sums, self.weight, self.bias,
-            O=g.outputs, O_MAIN=self.main, O_TAIL=self.tail, OB=power_of_two(g.outputs),
+
+    def fold(self) -> None:
+        """Sum `partial` and the shares of the bias up."""
+        g = self.g
+        _products.fold_kernel[(g.channels, g.replicas)](
+            self.partial, self.sums, self.weight, self.bias, 1 / _scale(g, self.precision),
+            O=g.outputs, OP=sum(g.output_blocks), OB=power_of_two(g.outputs),
             C=g.channels, CP=g.padded_channels, F=g.filter,
-            SPLITS=self.splits, SHARES=self.sums.shape[1], BLOCK=block,
+            SPLITS=self.splits, SHARES=self.sums.shape[1],
+            BLOCK=power_of_two(g.filter**2 * g.outputs),
         )  # fmt: skip
 
 
@@ -253,14 +328,16 @@ class InputGradient:
     ) -> None:
         self.given, self.g, self.precision = _rows_contiguous(weight), g, precision
         self.tile = tile or input_gradient_tile(g, precision)
-        main, tail = g.output_blocks
-        channels_main, channels_tail = g.channel_blocks
+        main, tail = g.channel_blocks
+        columns = sum(g.output_blocks)
+        depth = blocks((2 * g.reach + 1) ** 2 * 4 * columns, self.tile.k) * self.tile.k
         self.sizes: dict[str, Any] = {
-            "O_MAIN": main, "O_TAIL": tail,
-            "C": g.channels, "C_MAIN": channels_main, "C_TAIL": channels_tail, "REACH": g.reach,
+            "OP": columns, "C": g.channels, "C_MAIN": main, "C_TAIL": tail,
+            "REACH": g.reach, "KP": depth,
         }  # fmt: skip
-        depth = (2 * g.reach + 1) ** 2 * 4 * (main + tail)
-        self.filters = weight.new_empty(g.replicas, 4 * (channels_main + channels_tail), depth)
+        self.filters = weight.new_empty(
+            g.replicas, 4 * (main + tail), depth, dtype=element_type(precision)
+        )
         self.x = weight.new_empty(g.image_shape)
 
     def expand(self) -> None:
@@ -271,11 +348,11 @@ class InputGradient:
             O=g.outputs, F=g.filter, ROUND=self.precision == "tf32", BLOCK=BLOCK, **self.sizes,
         )  # fmt: skip
 
-    def launch(self, tagged: Tensor) -> None:
-        """Fill `x`, from tagged gradients with a border of `g.reach`."""
+    def launch(self, spread: Tensor) -> None:
+        """Fill `x`, from spread gradients with a border of `g.reach`."""
         g, tile = self.g, self.tile
         _products.input_gradient_kernel[(blocks(g.pooled, tile.m), g.replicas)](
-            self.filters, tagged, self.x, g.pooled,
-            H=g.height, W=g.width, BM=tile.m, PRECISION=self.precision,
+            self.filters, spread, self.x, g.pooled, 1 / _scale(g, self.precision),
+            H=g.height, W=g.width, BM=tile.m, BK=tile.k, PRECISION=_product(self.precision),
             **self.sizes, **tile.options,
         )  # fmt: skip

@@ -22,72 +22,93 @@ def round_mantissa(v, BITS: tl.constexpr):
 
 @triton.jit
 def pack_kernel(
-    x, index, packed, stride_r, stride_b, pixels,
+    x, index, packed, stride_r, stride_b, size,
     STRIDE_C: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, CB: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     PAD: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copy images to channels-last with a border of zeros: (R, B, H+2·PAD, W+2·PAD, CP).
 
-    With an `index`, image (r, b) is image index[r, b] of x, and stride_r is not used.
+    With an `index`, image (r, b) is image index[r, b] of x, and stride_r is not used. `size` counts
+    the entries of a replica.
     """
     HP: tl.constexpr = H + 2 * PAD
     WP: tl.constexpr = W + 2 * PAD
     r = tl.program_id(1).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c = tl.arange(0, CB)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = t % CP
+    pixel = t // CP
     b = pixel // (HP * WP)
     iy = pixel // WP % HP - PAD
     ix = pixel % WP - PAD
-    inside = (pixel < pixels) & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
+    inside = (t < size) & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W) & (c < C)
     if index is None:
         image = r * stride_r + b * stride_b
     else:
-        image = tl.load(index + r * (pixels // (HP * WP)) + b, mask=inside, other=0) * stride_b
-    source = x + image + iy * STRIDE_Y + ix * STRIDE_X
-    v = tl.load(
-        source[:, None] + c[None, :] * STRIDE_C, mask=inside[:, None] & (c < C)[None, :], other=0.0
-    )
+        image = tl.load(index + r * (size // (HP * WP * CP)) + b, mask=inside, other=0) * stride_b
+    source = x + image + iy * STRIDE_Y + ix * STRIDE_X + c * STRIDE_C
+    v = tl.load(source, mask=inside, other=0.0)
     if ROUND:
         v = round_mantissa(v, 13)
-    target = packed + r * pixels * CP + pixel[:, None] * CP + c[None, :]
-    tl.store(target, v, mask=(pixel < pixels)[:, None] & (c < CP)[None, :])
+    tl.store(packed + r * size + t, v, mask=t < size)
 
 
 @triton.jit
-def tag_kernel(
-    grad, argmax, tagged, sums, stride_r, stride_b, pixels,
-    STRIDE_O: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
-    O: tl.constexpr, OP: tl.constexpr, OB: tl.constexpr, H2: tl.constexpr, W2: tl.constexpr,
-    BORDER: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+def spread_block(
+    grad, argmax, spread, share, o, scale, pixel, there, inside,
+    STRIDE_O: tl.constexpr, O: tl.constexpr, NP: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """Put each gradient and its maximum's position into one word, channels last, bordered by 0.
+    """What `spread_kernel` does, for channels o."""
+    mask = inside[:, None] & (o < O)[None, :]
+    g = tl.load(grad[:, None] + o[None, :] * STRIDE_O, mask=mask, other=0.0)
+    i = tl.load(argmax[:, None] + o[None, :], mask=mask, other=4).to(tl.int32)
+    g = tl.where(i < 4, g, 0.0)
+    tl.store(share + o, tl.sum(g, axis=0), mask=o < O)
+    v = g * scale
+    if ROUND:
+        v = round_mantissa(v, 13)
+    p = tl.arange(0, 4)
+    s = tl.where(i[:, :, None] == p[None, None, :], v[:, :, None], 0.0)
+    target = pixel[:, None, None] * NP + 4 * o[None, :, None] + p[None, None, :]
+    tl.store(spread + target, s, mask=there[:, None, None])
 
-    The position takes the lowest two bits, which TF32 does not see; else the rest is rounded to 22.
+
+@triton.jit
+def spread_kernel(
+    grad, argmax, spread, sums, stride_r, stride_b, scale, pixels,
+    STRIDE_O: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
+    H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr, ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """spread[r, pixel, (o, p)] = scale · gradient if the maximum sat at p, else 0; bordered by 0.
+
     A dead ReLU's gradient is 0. `sums` gets each program's share of the bias gradient.
     """
-    r = tl.program_id(1).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    o = tl.arange(0, OB)
     HP: tl.constexpr = H2 + 2 * BORDER
     WP: tl.constexpr = W2 + 2 * BORDER
+    NP: tl.constexpr = 4 * (O_MAIN + O_TAIL)
+    r = tl.program_id(1).to(tl.int64)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b = pixel // (HP * WP)
     qy = pixel // WP % HP - BORDER
     qx = pixel % WP - BORDER
-    inside = (pixel < pixels) & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
-    mask = inside[:, None] & (o < O)[None, :]
-    source = grad + r * stride_r + b * stride_b + qy * STRIDE_Y + qx * STRIDE_X
-    g = tl.load(source[:, None] + o[None, :] * STRIDE_O, mask=mask, other=0.0)
+    there = pixel < pixels
+    inside = there & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
+    grad = grad + r * stride_r + b * stride_b + qy * STRIDE_Y + qx * STRIDE_X
     images = pixels // (HP * WP)
-    index = argmax + ((r * images + b) * (H2 * W2) + qy * W2 + qx) * O
-    i = tl.load(index[:, None] + o[None, :], mask=mask, other=4).to(tl.int32)
-    g = tl.where(i < 4, g, 0.0)
+    argmax = argmax + ((r * images + b) * (H2 * W2) + qy * W2 + qx) * O
+    spread += r * pixels * NP
     share = sums + (r * tl.num_programs(0) + tl.program_id(0)) * O
-    tl.store(share + o, tl.sum(g, axis=0), mask=o < O)
-    v = round_mantissa(g, 13 if ROUND else 2)
-    v = ((v.to(tl.int32, bitcast=True) & -4) | (i & 3)).to(tl.float32, bitcast=True)
-    target = tagged + r * pixels * OP + pixel[:, None] * OP + o[None, :]
-    tl.store(target, v, mask=(pixel < pixels)[:, None] & (o < OP)[None, :])
+    o = tl.arange(0, O_MAIN)
+    spread_block(
+        grad, argmax, spread, share, o, scale, pixel, there, inside, STRIDE_O, O, NP, ROUND
+    )
+    if O_TAIL > 0:
+        o = O_MAIN + tl.arange(0, O_TAIL)
+        spread_block(
+            grad, argmax, spread, share, o, scale, pixel, there, inside, STRIDE_O, O, NP, ROUND
+        )
 
 
 @triton.jit
@@ -126,27 +147,27 @@ def split_main_tail(t, MAIN: tl.constexpr, TAIL: tl.constexpr):
 @triton.jit
 def expand_transpose_kernel(
     weight, filters, stride_r,
-    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
+    O: tl.constexpr, OP: tl.constexpr,
     C: tl.constexpr, C_MAIN: tl.constexpr, C_TAIL: tl.constexpr,
-    F: tl.constexpr, REACH: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    F: tl.constexpr, REACH: tl.constexpr, KP: tl.constexpr, ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """filters'[r, (s, c), (j, p, o)] = weight[r, o, c, dy, dx], dy = s_y + F//2 − 2·j_y − p_y."""
+    """filters'[r, (s, c), (j, o, p)] = weight[r, o, c, dy, dx], dy = s_y + F//2 − 2·j_y − p_y."""
     SPAN: tl.constexpr = 2 * REACH + 1
-    OP: tl.constexpr = O_MAIN + O_TAIL
     N: tl.constexpr = 4 * (C_MAIN + C_TAIL)
-    K: tl.constexpr = SPAN * SPAN * 4 * OP
     r = tl.program_id(1).to(tl.int64)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n = t // K
-    k = t % K
+    n = t // KP
+    k = t % KP
     j = k // (4 * OP)
-    k = k % (4 * OP)
-    p, o = split_main_tail(k, O_MAIN, O_TAIL)
+    o = k // 4 % OP
+    p = k % 4
     s, c = split_main_tail(n, C_MAIN, C_TAIL)
     dy = s // 2 + F // 2 - 2 * (j // SPAN - REACH) - p // 2
     dx = s % 2 + F // 2 - 2 * (j % SPAN - REACH) - p % 2
-    valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
+    valid = (n < N) & (j < SPAN * SPAN) & (o < O) & (c < C)
+    valid &= (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
     v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
     if ROUND:
         v = round_mantissa(v, 13)
-    tl.store(filters + r * N * K + t, v, mask=n < N)
+    tl.store(filters + r * N * KP + t, v, mask=n < N)
