@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.nn.functional as F
-from replicas import ensemble_of, perceptron
+from replicas import SEEDS, data, perceptron
 from torch import nn
 
 ON_GPU = torch.cuda.is_available()
@@ -15,8 +15,9 @@ if not ON_GPU:
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+from equilibrate import kernels  # noqa: E402
+from equilibrate.ensemble import Ensemble, fused, stages  # noqa: E402
 from equilibrate.ensemble import ensemble as implementation  # noqa: E402
-from equilibrate.ensemble import fused  # noqa: E402
 from equilibrate.ensemble.batches import Batches  # noqa: E402
 from equilibrate.ensemble.updates import SGD, Adam, Flat, update, zeros  # noqa: E402
 
@@ -120,7 +121,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 5000])
+@pytest.mark.parametrize("size", [1, 3000])
 @pytest.mark.parametrize("name", RULES)
 def test_update_is_the_plain_one(name, size):
     """Five steps, each row to single precision, in rows that lie apart."""
@@ -166,30 +167,82 @@ def ends_in_relu():
     return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.ReLU())
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {},
-        {"momentum": 0.9},
-        {"algorithm": "amsgrad", "lr": 0.001},
-        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
-    ],
-    ids=["plain", "momentum", "amsgrad", "loss"],
-)
-@pytest.mark.parametrize("build", [perceptron, sequences, ends_in_relu])
-def test_a_fused_ensemble_trains_as_a_plain_one(build, form, monkeypatch):
-    models = [build() for _ in range(3)]
-    plain = ensemble_of(models, weight_decay=0.01, batch_size=25, **form)
-    monkeypatch.setattr(implementation, "fuses", lambda device: True)
-    kernel = ensemble_of(models, weight_decay=0.01, batch_size=25, device=DEVICE, **form)
+def assert_same_training(build, shape, form, precision, rtol):
+    """Two epochs of four steps and what a whole data set says, fused and plain on the CPU."""
+    models = [build() for _ in SEEDS]
+    images, labels = data(*shape, examples=24)
+    options = {"lr": 0.05, "weight_decay": 0.01, "batch_size": 6, **form}
+    plain = Ensemble(models, images, labels, seeds=SEEDS, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(implementation, "fuses", lambda device: True)
+        kernel = Ensemble(
+            models,
+            images.to(DEVICE),
+            labels.to(DEVICE),
+            seeds=SEEDS,
+            device=DEVICE,
+            precision=precision,
+            **options,
+        )
     for _ in range(2):
         expected, found = plain.run_epoch(), kernel.run_epoch()
         for column in ("left", "right", "loss", "velocity_gradient"):
             torch.testing.assert_close(
-                getattr(found, column), getattr(expected, column), rtol=1e-3, atol=1e-4
+                getattr(found, column), getattr(expected, column), rtol=rtol, atol=rtol / 10
             )
     kernel.load_state_dict(plain.state_dict())
     torch.testing.assert_close(
-        kernel.full_gradient().cpu(), plain.full_gradient(), rtol=1e-3, atol=1e-5
+        kernel.full_gradient(chunk=9).cpu(), plain.full_gradient(), rtol=rtol, atol=rtol / 30
     )
     assert torch.equal(kernel.state_dict()["parameters"], plain.state_dict()["parameters"])
+    for some in (slice(None), slice(7)):
+        evaluations = [
+            ensemble.evaluate(images[some].to(device), labels[some].to(device), chunk=5)
+            for ensemble, device in ((plain, "cpu"), (kernel, DEVICE))
+        ]
+        assert evaluations[1].loss == pytest.approx(evaluations[0].loss, rel=rtol)
+        assert evaluations[1].accuracy == evaluations[0].accuracy
+
+
+@pytest.mark.parametrize(
+    ("build", "form"),
+    [
+        (perceptron, {}),
+        (perceptron, {"momentum": 0.9}),
+        (perceptron, {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}),
+        (sequences, {"algorithm": "amsgrad", "lr": 0.001}),
+        (ends_in_relu, {"momentum": 0.9, "dampening": 0.1}),
+    ],
+    ids=["plain", "momentum", "loss", "amsgrad", "relu"],
+)
+def test_a_fused_ensemble_trains_as_a_plain_one(build, form):
+    assert_same_training(build, (2, 3), form, "fp32", rtol=1e-3)
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "rtol"), [("fp32", 1e-3), ("fp16", 2e-2), ("unpacked", 1e-3)]
+)
+def test_a_fused_convolutional_ensemble_trains_as_a_plain_one(precision, rtol, monkeypatch):
+    """Half precision rounds by 2⁻¹², eight steps deep; unpacked images go by their index alone."""
+    if not ON_GPU and precision != "unpacked":
+        for module in (kernels, stages):
+            monkeypatch.setattr(module, "why_not_fused", lambda *_: None)
+        monkeypatch.setattr(kernels, "_why_not", lambda *_: None)
+    if precision == "unpacked":
+        monkeypatch.setattr(stages, "why_not_fused", lambda *_: "as a test")
+        precision = "fp32"
+    torch.manual_seed(0)
+    assert_same_training(convolutional, (2, 4, 4), {"momentum": 0.9}, precision, rtol)

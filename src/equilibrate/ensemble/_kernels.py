@@ -10,16 +10,19 @@ import triton.language as tl
 @triton.jit
 def take_kernel(
     order, counts, images, labels, index, x, y, row, label,
-    ROW: tl.constexpr, LABEL: tl.constexpr, IMAGES: tl.constexpr,
+    ROW: tl.constexpr, LABEL: tl.constexpr,
 ):  # fmt: skip
-    """Copy one example: program (b, r) takes number order[counts[r], r, b]."""
+    """Copy one example: program (b, r) takes number order[counts[r], r, b].
+
+    Where there is no `x` the images stay where they are.
+    """
     place = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     epoch = tl.load(counts + tl.program_id(1)) * tl.num_programs(0) * tl.num_programs(1)
     example = tl.load(order + epoch + place).to(tl.int64)
     tl.store(index + place, example)
     k = tl.arange(0, LABEL)
     tl.store(y + place * label + k, tl.load(labels + example * label + k, k < label), k < label)
-    if IMAGES:
+    if x is not None:
         k = tl.arange(0, ROW)
         source = images + example * row + k
         tl.store(x + place.to(tl.int64) * row + k, tl.load(source, k < row), k < row)

@@ -1,25 +1,65 @@
-"""The mini-batches of an epoch, gathered one after the other on the device."""
+"""Data sets on the device, and the mini-batches of an epoch gathered there one after the other."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from equilibrate.kernels import PackedImages
+
+DataSet = Tensor | PackedImages
+"""Images (N, …), perhaps in a layout that the first layer reads faster."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Images by their place in a data set: replica r has images[index[r]]."""
 
-    images: Tensor
+    images: DataSet
     """(N, …)."""
     index: Tensor
     """(R, B)."""
 
     def gathered(self) -> Tensor:
         """(R, B, …)."""
-        return self.images.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+        images = self.images.images if isinstance(self.images, PackedImages) else self.images
+        return images.index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+
+
+class DataSets:
+    """Images as `prepare` makes them, on the device; the last few that lie there are kept.
+
+    They are known again by their tensor, unless something was written to it since.
+
+    >>> sets = DataSets(lambda images: 2 * images, torch.device("cpu"))
+    >>> images = torch.ones(2, 3)
+    >>> sets.of(images) is sets.of(images)
+    True
+    """
+
+    def __init__(self, prepare: Callable[[Tensor], DataSet], device: torch.device) -> None:
+        self._prepare, self._device = prepare, device
+        self._kept: deque[tuple[Tensor, int, DataSet]] = deque(maxlen=3)
+
+    def of(self, images: Tensor) -> DataSet:
+        """These images, prepared."""
+        there = images.to(self._device)
+        for known, version, prepared in self._kept:
+            if known is there and version == _version(there):
+                return prepared
+        prepared = self._prepare(there)
+        # What has just been sent is known to no one, and what needs no preparing is at hand.
+        if there is images and prepared is not there:
+            self._kept.append((there, _version(there), prepared))
+        return prepared
+
+
+def _version(images: Tensor) -> int:
+    return -1 if images.is_inference() else images._version
 
 
 class Batches:
@@ -27,7 +67,7 @@ class Batches:
 
     All tensors are static, as a CUDA graph wants them; whoever has used a batch adds one to
     `counts`, which holds how many each replica has had. With `gathers` the images are left where
-    they are, for the first layer to find. `fused`: through a Triton kernel.
+    they are, packed or not, for the first layer to find. `fused`: through a Triton kernel.
 
     >>> batches = Batches(torch.eye(3), torch.arange(3), (2, 1, 1))
     >>> batches.start(torch.tensor([[[2]], [[0]]]))
@@ -37,24 +77,28 @@ class Batches:
 
     def __init__(
         self,
-        images: Tensor,
+        images: DataSet,
         labels: Tensor,
         shape: tuple[int, int, int],
         *,
         gathers: bool = False,
         fused: bool = False,
     ) -> None:
-        self._images = images.contiguous() if fused else images
+        self._images = images
         self._labels = labels.contiguous() if fused else labels
         self._gathers, self._fused = gathers, fused
         # half as much to send to a GPU
         dtype = torch.int32 if fused else torch.int64
-        self._order = torch.zeros(shape, dtype=dtype, device=images.device)
-        self.counts = torch.zeros(shape[1], dtype=torch.int64, device=images.device)
+        self._order = torch.zeros(shape, dtype=dtype, device=labels.device)
+        self.counts = torch.zeros(shape[1], dtype=torch.int64, device=labels.device)
         if fused:
-            self._index = torch.zeros(shape[1:], dtype=torch.int64, device=images.device)
+            self._index = torch.zeros(shape[1:], dtype=torch.int64, device=labels.device)
             self._y = labels.new_empty((*shape[1:], *labels.shape[1:]))
-            self._x = None if gathers else images.new_empty((*shape[1:], *images.shape[1:]))
+        self._gathered = None
+        if fused and not gathers:
+            assert isinstance(images, Tensor)
+            x = images.new_empty((*shape[1:], *images.shape[1:]))
+            self._gathered = images.contiguous(), x
 
     def staged(self, order: Tensor) -> Tensor:
         """An order on the host, as `start` takes it without waiting."""
@@ -75,6 +119,9 @@ class Batches:
             return x, Examples(self._labels, index).gathered()
         from equilibrate.ensemble import fused
 
-        data, batch = (self._images, self._labels), (self._index, self._x, self._y)
-        fused.take(self._order, self.counts, data, batch)
-        return Examples(self._images, self._index) if self._x is None else self._x, self._y
+        labels = self._labels, self._y
+        if self._gathered is None:
+            fused.take(self._order, self.counts, labels, self._index)
+            return Examples(self._images, self._index), self._y
+        fused.take(self._order, self.counts, labels, self._index, self._gathered)
+        return self._gathered[1], self._y

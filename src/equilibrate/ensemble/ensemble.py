@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibrate.averages import HalfRunningBlocks
-from equilibrate.ensemble.batches import Batches, Examples
+from equilibrate.ensemble.batches import Batches, DataSets, Examples
 from equilibrate.ensemble.checks import (
     PerReplica,
     check_data,
@@ -21,9 +21,10 @@ from equilibrate.ensemble.checks import (
     check_precision,
     per_replica,
 )
+from equilibrate.ensemble.chunks import chunk_size
 from equilibrate.ensemble.graphs import captured
 from equilibrate.ensemble.network import Loss, Network
-from equilibrate.ensemble.precision import Precision, matrix_products
+from equilibrate.ensemble.precision import Precision, matrix_products, of_torch
 from equilibrate.ensemble.sampling import Sampling, draw
 from equilibrate.ensemble.updates import SGD, Adam, Flat, Rule, update, zeros
 from equilibrate.ensemble.values import Averages, Epoch, Evaluation
@@ -61,8 +62,8 @@ class Ensemble:
 
     `precision` says how products are formed on a GPU: "fp32" keeps single precision; "tf32" rounds
     operands to 11 bits, which is several times faster; "fp16" has convolutions do that in half
-    precision, of as many bits but with a smaller range. By default torch's own setting counts. On
-    a CPU all is single precision. A saved state may go on in another one.
+    precision, of as many bits but with a smaller range. By default it is torch's own setting at
+    this moment. On a CPU all is single precision. A saved state may go on in another one.
 
     >>> images, labels = torch.randn(60, 4), torch.arange(60) % 3
     >>> models = [nn.Linear(4, 3) for _ in range(2)]
@@ -110,7 +111,7 @@ class Ensemble:
         self.weight_decay = weight_decay
         self.algorithm: Algorithm = algorithm
         self.sampling: Sampling = sampling
-        self.precision: Precision | None = precision
+        self.precision: Precision = precision or of_torch()
         self._rule = _rule(algorithm, momentum, dampening)
         self._fused = fuses(self.device)
         self._images = images.to(self.device)
@@ -143,8 +144,9 @@ class Ensemble:
             {**self._views(parameters), **self._constants},
             self._views(self._flat.gradient),
             fused=self._fused,
-            precision=precision,
+            precision=self.precision,
         )
+        self._data_sets = DataSets(self._network.prepare, self.device)
         together = self.device.type != "cpu" or parameters.shape[1] <= _TOGETHER
         parts = [slice(None)] if together else range(self.replicas)
         self._parts = [(part, self._flat.rows(part)) for part in parts]
@@ -153,7 +155,7 @@ class Ensemble:
         columns = len(Averages._fields)
         steps, replicas = self.steps_per_epoch, self.replicas
         self._batches = Batches(
-            self._images,
+            self._data_sets.of(self._images),
             self._labels,
             (steps, replicas, batch_size),
             gathers=self._network.gathers,
@@ -327,7 +329,7 @@ class Ensemble:
         loss = self._flat.lr.new_zeros(self.replicas)
         correct = torch.full_like(loss, math.nan if labels.is_floating_point() else 0.0)
         with torch.no_grad(), matrix_products(self.precision, self.device):
-            for x, y in self._chunks(images.to(self.device), self._to_labels(labels), chunk):
+            for x, y in self._chunks(images, self._to_labels(labels), chunk):
                 outputs = self._network.outputs(x)
                 loss += y.shape[1] * self._network.losses(outputs, y)
                 if not y.is_floating_point():
@@ -413,18 +415,19 @@ class Ensemble:
         self, images: Tensor, labels: Tensor, size: int | None
     ) -> Iterator[tuple[Tensor | Examples, Tensor]]:
         """The whole data in chunks, the same for all replicas."""
-        if size is None:  # a GPU wants to be filled, and each chunk costs it a few launches
-            size = 1000 if self.device.type == "cpu" else max(1000, 40_000 // self.replicas)
+        if size is None:
+            size = chunk_size(self._template, images, self.replicas, self.device)
         if size < 1:
             raise ValueError(f"chunk must be at least 1, got {size}")
+        data_set = self._data_sets.of(images)
         places = torch.arange(len(images), device=self.device)
-        chunks = zip(places.split(size), images.split(size), labels.split(size), strict=True)
-        for index, x, y in chunks:
-            shared = y.expand(self.replicas, *y.shape)
-            if self._network.gathers:
-                yield Examples(images, index.expand(self.replicas, -1)), shared
+        for start, y in zip(range(0, len(images), size), labels.split(size), strict=True):
+            some = slice(start, start + size)
+            if isinstance(data_set, Tensor) and not self._network.gathers:
+                x = data_set[some].expand(self.replicas, *y.shape[:1], *data_set.shape[1:])
             else:
-                yield x.expand(self.replicas, *x.shape), shared
+                x = Examples(data_set, places[some].expand(self.replicas, -1))
+            yield x, y.expand(self.replicas, *y.shape)
 
 
 def fuses(device: torch.device) -> bool:

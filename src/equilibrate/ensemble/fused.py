@@ -27,21 +27,22 @@ _ROWS, _COLUMNS = 128, 32
 def take(
     order: Tensor,
     counts: Tensor,
-    data: tuple[Tensor, Tensor],
-    batch: tuple[Tensor, Tensor | None, Tensor],
+    labels: tuple[Tensor, Tensor],
+    index: Tensor,
+    images: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Replica r's batch number counts[r]: its indices, images (unless None) and labels.
+    """Replica r's batch number counts[r] of `order` (steps, R, B): its labels, index and images.
 
-    `order` is (steps, R, B), `data` images and labels, `batch` what is written, (R, B, …) each.
+    `labels` and `images` are pairs of a data set (N, …) and what is written, (R, B, …).
     """
-    images, labels = data
-    index, x, y = batch
-    replicas, size = index.shape
+    data_labels, y = labels
+    data_images, x = images or (None, None)
     row = 0 if x is None else x[0, 0].numel()
     label = y[0, 0].numel()
+    replicas, size = index.shape
     _kernels.take_kernel[(size, replicas)](
-        order, counts, images, labels, index, images if x is None else x, y, row, label,
-        ROW=_power_of_two(max(1, row)), LABEL=_power_of_two(label), IMAGES=x is not None,
+        order, counts, data_images, data_labels, index, x, y, row, label,
+        ROW=_power_of_two(max(1, row)), LABEL=_power_of_two(label),
     )  # fmt: skip
 
 

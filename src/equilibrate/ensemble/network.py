@@ -11,9 +11,16 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from equilibrate.ensemble import stages
-from equilibrate.ensemble.batches import Examples
+from equilibrate.ensemble.batches import DataSet, Examples
 from equilibrate.ensemble.precision import Precision
-from equilibrate.ensemble.stages import Held, LinearStage, ReLUStage, Stage, Tensors
+from equilibrate.ensemble.stages import (
+    ConvReluPoolStage,
+    Held,
+    LinearStage,
+    ReLUStage,
+    Stage,
+    Tensors,
+)
 from equilibrate.ensemble.streams import join
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -28,7 +35,7 @@ class Network:
     `differentiate` writes into `gradients`, which names the parameters that are trained.
     `nn.Sequential` is taken layer by layer, as a chain of stages; what is no known layer, and all
     where `explicit=False`, goes through `torch.func`. `fused`: what is between the matrix products
-    goes through Triton kernels. `precision` is that of convolutions on a GPU.
+    goes through Triton kernels. `precision` is that of convolutions then.
 
     >>> tensors = {"weight": torch.ones(3, 1, 2), "bias": torch.zeros(3, 1)}  # three replicas
     >>> gradients = {"weight": torch.empty(3, 1, 2), "bias": torch.empty(3, 1)}
@@ -48,7 +55,7 @@ class Network:
         *,
         explicit: bool = True,
         fused: bool = False,
-        precision: Precision | None = None,
+        precision: Precision = "fp32",
     ) -> None:
         layers = list(_layers("", model, gradients)) if explicit else [("", [model])]
         owned = [id(p) for _, some in layers for layer in some for p in layer.parameters()]
@@ -70,6 +77,10 @@ class Network:
     def gathers(self) -> bool:
         """Whether the first stage takes its images out of the data set by itself."""
         return self._stages[0].gathers
+
+    def prepare(self, images: Tensor) -> DataSet:
+        """A data set as the first stage wants to read it."""
+        return self._stages[0].prepare(images)
 
     def outputs(self, x: Tensor | Examples) -> Tensor:
         """Outputs (g, B, …) for inputs (g, B, …)."""
@@ -161,10 +172,10 @@ def _layers(
         items = items[length:]
 
 
-def _stage(layers: list[nn.Module], held: Held, fused: bool, precision: Precision | None) -> Stage:
+def _stage(layers: list[nn.Module], held: Held, fused: bool, precision: Precision) -> Stage:
     layer = layers[0]
     if len(layers) == 3:
-        return stages.conv_relu_pool_stage(held, precision)
+        return ConvReluPoolStage(held, fused=fused, precision=precision)
     if _is_linear(layer, "", held.gradients):
         return LinearStage(held, relu=len(layers) == 2, fused=fused)
     kind = None if _hooked(layer) else type(layer)  # exact: a subclass may do something else

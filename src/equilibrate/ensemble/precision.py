@@ -20,7 +20,7 @@ _CONVOLUTIONS: dict[Precision, kernels.Precision] = {
 
 
 @contextmanager
-def matrix_products(precision: Precision | None, device: torch.device) -> Iterator[None]:
+def matrix_products(precision: Precision, device: torch.device) -> Iterator[None]:
     """Torch's own matrix products in this precision, on a GPU; its setting is put back after.
 
     "fp16" is TF32 here: it has the same significand, and operands need not be converted.
@@ -31,7 +31,7 @@ def matrix_products(precision: Precision | None, device: torch.device) -> Iterat
     >>> torch.get_float32_matmul_precision()
     'highest'
     """
-    if precision is None or device.type != "cuda":
+    if device.type != "cuda":
         yield
         return
     before = torch.get_float32_matmul_precision()
@@ -42,8 +42,11 @@ def matrix_products(precision: Precision | None, device: torch.device) -> Iterat
         torch.set_float32_matmul_precision(before)
 
 
-def of_convolutions(precision: Precision | None) -> kernels.Precision:
-    """What `kernels.conv_relu_pool` calls it; without one it follows torch's own setting."""
-    if precision is None:
-        precision = "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+def of_torch() -> Precision:
+    """What torch's own setting comes to."""
+    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def of_convolutions(precision: Precision) -> kernels.Precision:
+    """What `kernels.conv_relu_pool` calls it."""
     return _CONVOLUTIONS[precision]

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equilibrate.ensemble.batches import Examples
+from equilibrate import kernels
+from equilibrate.ensemble.batches import DataSet, Examples
 from equilibrate.ensemble.precision import Precision, of_convolutions
 from equilibrate.ensemble.streams import beside
-from equilibrate.kernels import conv_relu_pool
+from equilibrate.kernels import conv_relu_pool, pack_images, why_not_fused
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors, Any], Tensor]
@@ -57,6 +58,10 @@ class Stage:
     def trains(self) -> bool:
         """Whether it, or a stage before it, has parameters to train."""
         return self._through or bool(self._gradients)
+
+    def prepare(self, images: Tensor) -> DataSet:
+        """A data set as it wants to read it, where it is the first stage."""
+        return images
 
     def __call__(self, x: Tensor | Examples) -> Tensor:
         """The outputs alone."""
@@ -171,21 +176,32 @@ def flatten(held: Held) -> Stage:
     return Stage(lambda _, x: x.flatten(2), held)
 
 
-def conv_relu_pool_stage(held: Held, precision: Precision | None) -> Stage:
-    """A convolution, ReLU and max-pooling in one."""
+class ConvReluPoolStage(Stage):
+    """A convolution, ReLU and max-pooling in one, on a GPU (or `fused`) of all replicas at once."""
 
-    def function(tensors: Tensors, x: Tensor | Examples) -> Tensor:
-        weight, bias = tensors["weight"], tensors["bias"]
-        if weight.is_cuda:
-            images, index = (x.images, x.index) if isinstance(x, Examples) else (x, None)
-            kind = of_convolutions(precision)
-            return conv_relu_pool(images, weight, bias, index=index, precision=kind)
-        # On a CPU grouped convolutions, and pooling with channels first, take several times longer.
-        assert isinstance(x, Tensor)
-        pooled = [_channels_last(*replica) for replica in zip(x, weight, bias, strict=True)]
-        return torch.stack(pooled).movedim(-1, 2)
+    def __init__(self, held: Held, *, fused: bool, precision: Precision) -> None:
+        at_once = fused or held.tensors["weight"].is_cuda
+        super().__init__(self._at_once if at_once else _one_by_one, held, gathers=at_once)
+        self._precision: kernels.Precision = of_convolutions(precision)
 
-    return Stage(function, held, gathers=held.tensors["weight"].is_cuda)
+    def prepare(self, images: Tensor) -> DataSet:
+        """Packed once, not at each step."""
+        weight, bias = self._tensors["weight"], self._tensors["bias"]
+        if not self.gathers or why_not_fused(images, weight, bias) is not None:
+            return images
+        return pack_images(images.detach(), weight.shape[-1], self._precision)
+
+    def _at_once(self, tensors: Tensors, x: Tensor | Examples) -> Tensor:
+        images, index = (x.images, x.index) if isinstance(x, Examples) else (x, None)
+        return conv_relu_pool(
+            images, tensors["weight"], tensors["bias"], index=index, precision=self._precision
+        )
+
+
+def _one_by_one(tensors: Tensors, x: Tensor) -> Tensor:
+    """On a CPU grouped convolutions, and pooling with channels first, take several times longer."""
+    replicas = zip(x, tensors["weight"], tensors["bias"], strict=True)
+    return torch.stack([_channels_last(*replica) for replica in replicas]).movedim(-1, 2)
 
 
 def _channels_last(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
