@@ -95,6 +95,11 @@ REFUSED = {
     "dampening": ({"dampening": 1.0}, ValueError, "dampening must be below 1, got 1"),
     "adam": ({"algorithm": "adam", "momentum": 0.9}, ValueError, "takes no momentum"),
     "decay": ({"weight_decay": -0.1}, ValueError, "weight_decay must be at least 0, got -0.1"),
+    "precision": (
+        {"precision": "bf16"},
+        ValueError,
+        'precision must be "fp32", "tf32" or "fp16", or None .* got .bf16',
+    ),
     "device": ({"device": "meta"}, ValueError, 'device must be "cpu" or "cuda", got .meta'),
 }
 
