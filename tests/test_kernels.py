@@ -168,6 +168,7 @@ def test_dead_relu_passes_no_gradient(bias):
 
 
 @needs_triton
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's numpy says so
 def test_nan_stays_nan():
     if not ON_GPU and version("triton") >= "3.7":
         pytest.skip("newer interpreters refuse the maximum of NaNs, which the GPU does not")
@@ -399,7 +400,8 @@ def test_packed_data_set_is_exact_on_the_gpu(precision):
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 def test_runs_repeat_bit_for_bit_and_replay_as_a_graph(precision):
     layer = partial(conv_relu_pool, precision=precision)
-    tensors = operands(PAPER_LAYERS[1], normal)
+    *tensors, cotangent = operands(PAPER_LAYERS[1], normal)
+    tensors = (*tensors, cotangent / cotangent.shape[1])  # of a mean: half precision's range
     first = value_and_gradients(layer, *tensors)
     assert_equal(value_and_gradients(layer, *tensors), first)
     graph = torch.cuda.CUDAGraph()

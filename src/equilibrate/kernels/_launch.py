@@ -17,7 +17,7 @@ from ._geometry import Geometry, blocks, packed_shape, power_of_two
 
 BLOCK = 512
 """Entries a program of the elementwise kernels handles; its choice hardly matters."""
-PIXELS = 64
+PIXELS = 128
 """Pixels a program of the spreading kernel handles; likewise."""
 CHIP = 132
 """Programs that fill the chip: a fixed number, so that sums have one order on every machine."""
@@ -48,8 +48,12 @@ def forward_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the forward product."""
     small = g.replicas * g.pooled < 128 * CHIP
     if precision == "fp16":
-        k = 32 if g.patch <= 192 else 64
-        return Tile(m=64 if small else 128, k=k, warps=4, stages=3)
+        if small:
+            return Tile(m=64, k=64, warps=4, stages=4)
+        if g.patch <= 192:
+            return Tile(m=128, k=32, warps=4, stages=4)
+        large = g.replicas * g.pooled >= 512 * CHIP
+        return Tile(m=128, k=32 if large else 64, warps=4, stages=3)
     if precision != "tf32" or small:
         return Tile(m=64, k=32, warps=4, stages=2)
     return Tile(m=128, k=32, warps=4, stages=2 if g.patch <= 192 else 4)
@@ -62,7 +66,7 @@ def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
     any width in any order; the newer ones want 32-bit operands transposed, and a slow fence then.
     """
     if precision == "fp16" and g.patch <= 256 and g.outputs <= 16:
-        tile, programs = Tile(m=64, k=256, warps=8, stages=5), 2 * CHIP
+        tile, programs = Tile(m=64, k=256, warps=8, stages=5), CHIP
     elif precision == "fp16":
         tile, programs = Tile(m=64, k=128, warps=4, stages=3), 2 * CHIP
     elif precision == "tf32":
@@ -77,7 +81,7 @@ def input_gradient_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the input gradient."""
     small = g.replicas * g.pooled < 128 * CHIP
     if precision == "fp16":
-        return Tile(m=64 if small else 128, k=64, warps=4, stages=3)
+        return Tile(m=64, k=64, warps=4, stages=4) if small else Tile(m=128, k=64, warps=4, stages=3)
     if precision == "tf32":
         return Tile(m=64 if small else 128, k=32, warps=4, stages=3)
     return Tile(m=64, k=16, warps=8, stages=2)
@@ -196,8 +200,8 @@ def forward(
     argmax = weight.new_empty(g.pooled_shape, dtype=torch.uint8)
     _repack.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
         weight, filters, weight.stride(0),
-        O=g.outputs, C=g.channels, CP=g.padded_channels, F=g.filter, N=columns, KP=depth,
-        ROUND=precision == "tf32", BLOCK=BLOCK,
+        O=g.outputs, O_MAIN=main, O_TAIL=tail, C=g.channels, CP=g.padded_channels, F=g.filter,
+        KP=depth, ROUND=precision == "tf32", BLOCK=BLOCK,
     )  # fmt: skip
     _products.forward_kernel[(blocks(g.pooled, tile.m), g.replicas)](
         **images.arguments, filters=filters, bias=bias, y=y, argmax=argmax,
@@ -311,12 +315,12 @@ class WeightGradient:
     def fold(self) -> None:
         """Sum `partial` and the shares of the bias up."""
         g = self.g
-        _products.fold_kernel[(g.channels, g.replicas)](
+        _products.fold_kernel[(g.channels * g.filter + 1, g.replicas)](
             self.partial, self.sums, self.weight, self.bias, 1 / _scale(g, self.precision),
             O=g.outputs, OP=sum(g.output_blocks), OB=power_of_two(g.outputs),
             C=g.channels, CP=g.padded_channels, F=g.filter,
-            SPLITS=self.splits, SHARES=self.sums.shape[1],
-            BLOCK=power_of_two(g.filter**2 * g.outputs),
+            SPLITS=self.splits, AT_ONCE=min(self.splits, 8), SHARES=self.sums.shape[1],
+            BLOCK=power_of_two(g.filter * g.outputs),
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ filters in that patch. So the convolution is one product, patch (K = (F+1)²·C)
 (N = 4·O), with the maximum over the four taken in registers: each patch is read once for all four.
 At F = 5 the filter matrix is 25/36 full; the tensor cores have the slack, the memory has not.
 
-    forward          Y[m, (o, p)] = Σ_k patch[m, k] filters[(o, p), k]; then bias, max over p, ReLU
+    forward          Y[m, (p, o)] = Σ_k patch[m, k] filters[(p, o), k]; then max over p, bias, ReLU
     weight gradient  D[k, (o, p)] = Σ_m patch[m, k] S[m, (o, p)];       then p is folded in
     input gradient   X[m, (s, c)] = Σ_j S[m + j, (o, p)] filters'[(s, c), (j, o, p)]
 
@@ -96,10 +96,15 @@ def windows_by_filters(
 
 @triton.jit
 def pool(acc, bias, o, O: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr):
-    """Bias, maximum over the four positions (the first of equals) and ReLU; 4 marks a dead one."""
-    b = tl.load(bias + o, mask=o < O, other=0.0)
-    v = tl.reshape(acc, (BM, BO, 4)) + b[None, :, None]
-    best, position = tl.max(v, axis=2, return_indices=True, return_indices_tie_break_left=True)
+    """Maximum over the four positions (the first of equals), bias and ReLU; 4 marks a dead one.
+
+    Columns are (p, o), which puts the four into one thread.
+    """
+    v = tl.reshape(acc, (BM, 4, BO))
+    best = tl.max(v, axis=1)
+    p = tl.arange(0, 4)[None, :, None]
+    position = tl.min(tl.where(v == best[:, None, :], p, 3), axis=1)
+    best += tl.load(bias + o, mask=o < O, other=0.0)[None, :]
     dead = best <= 0  # and not best > 0: a NaN must stay one
     return tl.where(dead, 0.0, best), tl.where(dead, 4, position).to(tl.uint8)
 
@@ -228,32 +233,34 @@ def fold_kernel(
     partial, sums, grad_weight, grad_bias, unscale,
     O: tl.constexpr, OP: tl.constexpr, OB: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
-    SPLITS: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """grad_weight[r, o, c, y, x] = Σ_split Σ_p D[(y + p_y, x + p_x, c), (o, p)], in that order.
 
-    A program has one c, so that the four positions' reads of a line of D meet in its cache.
+    A program has one c and y, so that the positions' reads of a line of D meet in its cache; the
+    last has the bias.
     """
     K: tl.constexpr = (F + 1) * (F + 1) * CP
-    c = tl.program_id(0)
+    c = tl.program_id(0) // F
+    dy = tl.program_id(0) % F
     r = tl.program_id(1).to(tl.int64)
     replicas = tl.num_programs(1)
-    t = tl.arange(0, BLOCK)
-    o = t % O
-    dx = t // O % F
-    dy = t // (O * F)
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, SPLITS, 4):
-        for i in tl.static_range(16):  # many loads under way at once
-            split = start + i // 4
-            p = i % 4
-            k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
-            source = partial + ((split * replicas + r) * K + k) * (4 * OP) + 4 * o + p
-            inside = (dy < F) & (tl.full((BLOCK,), split, tl.int32) < SPLITS)
-            acc += tl.load(source, mask=inside, other=0.0)
-    target = ((r * O + o) * C + c) * (F * F) + dy * F + dx
-    tl.store(grad_weight + target, acc * unscale, mask=dy < F)
-    if c == 0:
+    if c < C:
+        t = tl.arange(0, BLOCK)
+        o = t % O
+        dx = t // O
+        acc = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, SPLITS, AT_ONCE):
+            for i in tl.static_range(4 * AT_ONCE):  # many loads under way at once
+                split = start + i // 4
+                p = i % 4
+                k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
+                source = partial + ((split * replicas + r) * K + k) * (4 * OP) + 4 * o + p
+                inside = (dx < F) & (tl.full((BLOCK,), split, tl.int32) < SPLITS)
+                acc += tl.load(source, mask=inside, other=0.0)
+        target = ((r * O + o) * C + c) * (F * F) + dy * F + dx
+        tl.store(grad_weight + target, acc * unscale, mask=dx < F)
+    else:
         channel = tl.arange(0, OB)
         acc_bias = tl.zeros((OB,), tl.float32)
         for first in range(0, SHARES, 256):
