@@ -17,8 +17,8 @@ from ._geometry import Geometry, blocks, packed_shape, power_of_two
 
 BLOCK = 512
 """Entries a program of the elementwise kernels handles; its choice hardly matters."""
-PIXELS = 128
-"""Pixels a program of the spreading kernel handles; likewise."""
+PIXELS = 64
+"""Pixels the spreading kernel handles at once; likewise."""
 CHIP = 132
 """Programs that fill the chip: a fixed number, so that sums have one order on every machine."""
 PACKED_AT_ONCE = 4096
@@ -259,12 +259,13 @@ def spread_gradient(
         dtype=element_type(precision),
     )
     pixels = spread[0, ..., 0].numel()
-    sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS), g.outputs)
+    steps = 4 if g.replicas * pixels >= 4 * PIXELS * CHIP else 1
+    sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS * steps), g.outputs)
     _repack.spread_kernel[(sums.shape[1], g.replicas)](
         grad, argmax, spread, sums, grad.stride(0), grad.stride(1), _scale(g, precision), pixels,
         STRIDE_O=grad.stride(2), STRIDE_Y=grad.stride(3), STRIDE_X=grad.stride(4),
         O=g.outputs, O_MAIN=main, O_TAIL=tail, H2=height, W2=width,
-        BORDER=border, ROUND=precision == "tf32", BLOCK=PIXELS,
+        BORDER=border, ROUND=precision == "tf32", STEPS=steps, BLOCK=PIXELS,
     )  # fmt: skip
     return spread, sums
 
