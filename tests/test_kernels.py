@@ -234,6 +234,16 @@ def test_packing_in_several_launches_changes_nothing(monkeypatch):
 
 
 @needs_triton
+def test_programs_that_take_several_blocks_change_nothing(monkeypatch):
+    from equilibrate.kernels import _launch
+
+    monkeypatch.setattr(_launch, "CHIP", 0)  # however few they are, they fill it
+    monkeypatch.setattr(_launch, "PIXELS", 4)
+    tensors = operands(SHAPES[1], integers)
+    assert_equal(value_and_gradients(fused("fp16"), *tensors), twin(*tensors))
+
+
+@needs_triton
 def test_any_strides_will_do():
     x, weight, bias, cotangent = operands(SMALL, integers)
     theirs = twin(x[:1].expand_as(x), weight, bias, cotangent)

@@ -26,14 +26,14 @@ import triton.language as tl
 
 
 @triton.jit
-def window_offset(k, SEGMENT: tl.constexpr, ROW: tl.constexpr):
+def window_offset(k, SEGMENT: tl.constexpr, ROW: tl.constexpr, VECTOR: tl.constexpr):
     """Where entry k of a window lies: its rows are SEGMENT long, those of the image ROW.
 
     Both are multiples of 8, because an even number of pixels, or whole pixels of 64 entries and
-    more, make them up.
+    more, make them up. VECTOR, 8 or 4, is how many entries may be read at once.
     """
     offset = k + k // SEGMENT * (ROW - SEGMENT)
-    return tl.max_contiguous(tl.multiple_of(offset, 8), 8)
+    return tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def windows_by_filters(
     window, filters,
     K: tl.constexpr, KP: tl.constexpr, SEGMENT: tl.constexpr, ROW: tl.constexpr,
     N_MAIN: tl.constexpr, N_TAIL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Products of BM windows, which begin at `window`, and N_MAIN + N_TAIL filters (N, KP)."""
     n = tl.arange(0, N_MAIN)
@@ -81,7 +81,7 @@ def windows_by_filters(
         acc_tail = acc
     for k0 in range(0, KP, BK):
         k = k0 + tl.arange(0, BK)
-        source = window[:, None] + window_offset(k, SEGMENT, ROW)[None, :]
+        source = window[:, None] + window_offset(k, SEGMENT, ROW, VECTOR)[None, :]
         if KP > K:
             a = tl.load(source, mask=(k < K)[None, :], other=0.0)
         else:
@@ -114,7 +114,7 @@ def forward_kernel(
     packed, index, filters, bias, y, argmax, stride_packed, stride_index, stride_bias, M,
     O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, KP: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[r, m, o] and argmax[r, m, o] for BM pooled pixels of one replica."""
     HP: tl.constexpr = H + F // 2 * 2
@@ -131,7 +131,7 @@ def forward_kernel(
     filters += r * (4 * (O_MAIN + O_TAIL) * KP)
     acc, acc_tail = windows_by_filters(
         patch, filters, (F + 1) * (F + 1) * CP, KP, (F + 1) * CP, WP * CP,
-        4 * O_MAIN, 4 * O_TAIL, BM, BK, PRECISION,
+        4 * O_MAIN, 4 * O_TAIL, BM, BK, VECTOR, PRECISION,
     )  # fmt: skip
     target = (r * M + m)[:, None] * O
     o = tl.arange(0, O_MAIN)
@@ -186,7 +186,7 @@ def weight_gradient_kernel(
     O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, BORDER: tl.constexpr,
     STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """D[k, (o, p)] over STEPS·BM pooled pixels: one summand, so that the sum has a fixed order."""
     H2: tl.constexpr = H // 2
@@ -202,7 +202,7 @@ def weight_gradient_kernel(
         index += r * stride_index
     spread += r * (M // (H2 * W2)) * ((H2 + 2 * BORDER) * (W2 + 2 * BORDER) * NP)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
-    offset = window_offset(k, (F + 1) * CP, (W + F // 2 * 2) * CP)
+    offset = window_offset(k, (F + 1) * CP, (W + F // 2 * 2) * CP, VECTOR)
     n = tl.arange(0, N_MAIN)
     acc = tl.zeros((BK, N_MAIN), tl.float32)
     if N_TAIL > 0:
@@ -276,7 +276,7 @@ def input_gradient_kernel(
     filters, spread, grad_x, M, unscale,
     OP: tl.constexpr, C: tl.constexpr, C_MAIN: tl.constexpr, C_TAIL: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, REACH: tl.constexpr, KP: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """grad_x on the 2×2 blocks under BM pooled pixels of one replica."""
     H2: tl.constexpr = H // 2
@@ -292,7 +292,7 @@ def input_gradient_kernel(
     filters += r * (4 * (C_MAIN + C_TAIL) * KP)
     acc, acc_tail = windows_by_filters(
         window, filters, SPAN * SPAN * NP, KP, SPAN * NP, WP * NP,
-        4 * C_MAIN, 4 * C_TAIL, BM, BK, PRECISION,
+        4 * C_MAIN, 4 * C_TAIL, BM, BK, VECTOR, PRECISION,
     )  # fmt: skip
     b = m // (H2 * W2)
     corner = r * M * (4 * C) + ((b * H + m // W2 % H2 * 2) * W + m % W2 * 2) * C

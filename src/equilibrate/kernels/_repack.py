@@ -142,7 +142,8 @@ def split_main_tail(t, MAIN: tl.constexpr, TAIL: tl.constexpr):
 def expand_filters_kernel(
     weight, filters, stride_r,
     O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr, KP: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr, KP: tl.constexpr,
+    ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """filters[r, (p, o), (y, x, c)] = weight[r, o, c, y − p_y, x − p_x], 0 outside."""
     N: tl.constexpr = 4 * (O_MAIN + O_TAIL)
