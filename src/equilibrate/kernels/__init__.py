@@ -36,7 +36,9 @@ Range of `"fp16"`: images and weights from 6e-5 to 65504 keep 11 bits, smaller o
 error of 3e-8 at most, larger ones become infinite, and with them results of that replica. The
 gradient that comes in is multiplied, exactly, by s = 256·2^⌊log₂ B⌋, which later is taken out
 again: the gradient of a mean over B images keeps 11 bits where an image's own one is between 5e-7
-and 255.
+and 255. Entries from 65520/s on (4 for B = 100) become infinite, and the gradients of images and
+weights with them, so that it shows; the bias gradient is always formed in float32. A loss that is
+a sum, not a mean, should be divided by B first.
 """
 
 HAS_TRITON = find_spec("triton") is not None

@@ -18,7 +18,7 @@ from ._geometry import Geometry, blocks, packed_shape, power_of_two
 BLOCK = 512
 """Entries a program of the elementwise kernels handles; its choice hardly matters."""
 PIXELS = 64
-"""Pixels a program of the spreading kernel handles; likewise."""
+"""Pixels the spreading kernel handles at once; likewise."""
 CHIP = 132
 """Programs that fill the chip: a fixed number, so that sums have one order on every machine."""
 PACKED_AT_ONCE = 4096
@@ -27,17 +27,25 @@ PACKED_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Tile:
-    """Block shape of a matrix product and how a program runs it."""
+    """Block shape of a matrix product and how a program runs it.
+
+    A window is read by `vector` entries at once: 16 bytes go past the chip's first cache, 8 bytes
+    through it.
+    """
 
     m: int
     k: int
     warps: int
     stages: int
+    vector: int = 8
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Triton's launcher wants to know."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        """What the kernels and Triton's launcher want to know."""
+        return {
+            "BM": self.m, "BK": self.k, "VECTOR": self.vector,
+            "num_warps": self.warps, "num_stages": self.stages,
+        }  # fmt: skip
 
 
 # Measured on an H200 with the layers of the paper's CNN, 16 replicas, in half precision and TF32.
@@ -48,8 +56,12 @@ def forward_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the forward product."""
     small = g.replicas * g.pooled < 128 * CHIP
     if precision == "fp16":
-        k = 32 if g.patch <= 192 else 64
-        return Tile(m=64 if small else 128, k=k, warps=4, stages=3)
+        if small:
+            return Tile(m=64, k=64, warps=4, stages=4)
+        if g.patch <= 192:
+            return Tile(m=128, k=32, warps=4, stages=4)
+        large = g.replicas * g.pooled >= 512 * CHIP
+        return Tile(m=128, k=32 if large else 64, warps=4, stages=3)
     if precision != "tf32" or small:
         return Tile(m=64, k=32, warps=4, stages=2)
     return Tile(m=128, k=32, warps=4, stages=2 if g.patch <= 192 else 4)
@@ -62,7 +74,7 @@ def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
     any width in any order; the newer ones want 32-bit operands transposed, and a slow fence then.
     """
     if precision == "fp16" and g.patch <= 256 and g.outputs <= 16:
-        tile, programs = Tile(m=64, k=256, warps=8, stages=5), 2 * CHIP
+        tile, programs = Tile(m=64, k=256, warps=8, stages=5), CHIP
     elif precision == "fp16":
         tile, programs = Tile(m=64, k=128, warps=4, stages=3), 2 * CHIP
     elif precision == "tf32":
@@ -76,8 +88,10 @@ def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
 def input_gradient_tile(g: Geometry, precision: str) -> Tile:
     """Block shape of the input gradient."""
     small = g.replicas * g.pooled < 128 * CHIP
+    if precision == "fp16" and small:
+        return Tile(m=64, k=64, warps=4, stages=4)
     if precision == "fp16":
-        return Tile(m=64 if small else 128, k=64, warps=4, stages=3)
+        return Tile(m=128, k=64, warps=4, stages=3)
     if precision == "tf32":
         return Tile(m=64 if small else 128, k=32, warps=4, stages=3)
     return Tile(m=64, k=16, warps=8, stages=2)
@@ -196,14 +210,14 @@ def forward(
     argmax = weight.new_empty(g.pooled_shape, dtype=torch.uint8)
     _repack.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
         weight, filters, weight.stride(0),
-        O=g.outputs, C=g.channels, CP=g.padded_channels, F=g.filter, N=columns, KP=depth,
-        ROUND=precision == "tf32", BLOCK=BLOCK,
+        O=g.outputs, O_MAIN=main, O_TAIL=tail, C=g.channels, CP=g.padded_channels, F=g.filter,
+        KP=depth, ROUND=precision == "tf32", BLOCK=BLOCK,
     )  # fmt: skip
     _products.forward_kernel[(blocks(g.pooled, tile.m), g.replicas)](
         **images.arguments, filters=filters, bias=bias, y=y, argmax=argmax,
         stride_bias=bias.stride(0), M=g.pooled,
         O=g.outputs, O_MAIN=main, O_TAIL=tail, CP=g.padded_channels,
-        H=g.height, W=g.width, F=g.filter, KP=depth, BM=tile.m, BK=tile.k,
+        H=g.height, W=g.width, F=g.filter, KP=depth,
         PRECISION=_product(precision), **tile.options,
     )  # fmt: skip
     return y, argmax
@@ -255,12 +269,13 @@ def spread_gradient(
         dtype=element_type(precision),
     )
     pixels = spread[0, ..., 0].numel()
-    sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS), g.outputs)
+    steps = 4 if g.replicas * pixels >= 4 * PIXELS * CHIP else 1
+    sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS * steps), g.outputs)
     _repack.spread_kernel[(sums.shape[1], g.replicas)](
         grad, argmax, spread, sums, grad.stride(0), grad.stride(1), _scale(g, precision), pixels,
         STRIDE_O=grad.stride(2), STRIDE_Y=grad.stride(3), STRIDE_X=grad.stride(4),
         O=g.outputs, O_MAIN=main, O_TAIL=tail, H2=height, W2=width,
-        BORDER=border, ROUND=precision == "tf32", BLOCK=PIXELS,
+        BORDER=border, ROUND=precision == "tf32", STEPS=steps, BLOCK=PIXELS,
     )  # fmt: skip
     return spread, sums
 
@@ -304,19 +319,19 @@ class WeightGradient:
             **self.images.arguments, spread=self.spread, partial=self.partial, M=g.pooled,
             O_MAIN=main, O_TAIL=tail, CP=g.padded_channels, H=g.height, W=g.width,
             F=g.filter, BORDER=(self.spread.shape[2] - g.height // 2) // 2, STEPS=self.steps,
-            BM=tile.m, BK=tile.k, ALIGNED=whole and g.pooled % tile.m == 0,
+            ALIGNED=whole and g.pooled % tile.m == 0,
             PRECISION=_product(self.precision), **tile.options,
         )  # fmt: skip
 
     def fold(self) -> None:
         """Sum `partial` and the shares of the bias up."""
         g = self.g
-        _products.fold_kernel[(g.channels, g.replicas)](
+        _products.fold_kernel[(g.channels * g.filter + 1, g.replicas)](
             self.partial, self.sums, self.weight, self.bias, 1 / _scale(g, self.precision),
             O=g.outputs, OP=sum(g.output_blocks), OB=power_of_two(g.outputs),
             C=g.channels, CP=g.padded_channels, F=g.filter,
-            SPLITS=self.splits, SHARES=self.sums.shape[1],
-            BLOCK=power_of_two(g.filter**2 * g.outputs),
+            SPLITS=self.splits, AT_ONCE=min(self.splits, 8), SHARES=self.sums.shape[1],
+            BLOCK=power_of_two(g.filter * g.outputs),
         )  # fmt: skip
 
 
@@ -353,6 +368,6 @@ class InputGradient:
         g, tile = self.g, self.tile
         _products.input_gradient_kernel[(blocks(g.pooled, tile.m), g.replicas)](
             self.filters, spread, self.x, g.pooled, 1 / _scale(g, self.precision),
-            H=g.height, W=g.width, BM=tile.m, BK=tile.k, PRECISION=_product(self.precision),
+            H=g.height, W=g.width, PRECISION=_product(self.precision),
             **self.sizes, **tile.options,
         )  # fmt: skip

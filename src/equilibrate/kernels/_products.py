@@ -5,7 +5,7 @@ filters in that patch. So the convolution is one product, patch (K = (F+1)²·C)
 (N = 4·O), with the maximum over the four taken in registers: each patch is read once for all four.
 At F = 5 the filter matrix is 25/36 full; the tensor cores have the slack, the memory has not.
 
-    forward          Y[m, (o, p)] = Σ_k patch[m, k] filters[(o, p), k]; then bias, max over p, ReLU
+    forward          Y[m, (p, o)] = Σ_k patch[m, k] filters[(p, o), k]; then max over p, bias, ReLU
     weight gradient  D[k, (o, p)] = Σ_m patch[m, k] S[m, (o, p)];       then p is folded in
     input gradient   X[m, (s, c)] = Σ_j S[m + j, (o, p)] filters'[(s, c), (j, o, p)]
 
@@ -26,14 +26,14 @@ import triton.language as tl
 
 
 @triton.jit
-def window_offset(k, SEGMENT: tl.constexpr, ROW: tl.constexpr):
+def window_offset(k, SEGMENT: tl.constexpr, ROW: tl.constexpr, VECTOR: tl.constexpr):
     """Where entry k of a window lies: its rows are SEGMENT long, those of the image ROW.
 
     Both are multiples of 8, because an even number of pixels, or whole pixels of 64 entries and
-    more, make them up.
+    more, make them up. VECTOR, 8 or 4, is how many entries may be read at once.
     """
     offset = k + k // SEGMENT * (ROW - SEGMENT)
-    return tl.max_contiguous(tl.multiple_of(offset, 8), 8)
+    return tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def windows_by_filters(
     window, filters,
     K: tl.constexpr, KP: tl.constexpr, SEGMENT: tl.constexpr, ROW: tl.constexpr,
     N_MAIN: tl.constexpr, N_TAIL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Products of BM windows, which begin at `window`, and N_MAIN + N_TAIL filters (N, KP)."""
     n = tl.arange(0, N_MAIN)
@@ -81,7 +81,7 @@ def windows_by_filters(
         acc_tail = acc
     for k0 in range(0, KP, BK):
         k = k0 + tl.arange(0, BK)
-        source = window[:, None] + window_offset(k, SEGMENT, ROW)[None, :]
+        source = window[:, None] + window_offset(k, SEGMENT, ROW, VECTOR)[None, :]
         if KP > K:
             a = tl.load(source, mask=(k < K)[None, :], other=0.0)
         else:
@@ -96,10 +96,15 @@ def windows_by_filters(
 
 @triton.jit
 def pool(acc, bias, o, O: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr):
-    """Bias, maximum over the four positions (the first of equals) and ReLU; 4 marks a dead one."""
-    b = tl.load(bias + o, mask=o < O, other=0.0)
-    v = tl.reshape(acc, (BM, BO, 4)) + b[None, :, None]
-    best, position = tl.max(v, axis=2, return_indices=True, return_indices_tie_break_left=True)
+    """Maximum over the four positions (the first of equals), bias and ReLU; 4 marks a dead one.
+
+    Columns are (p, o), which puts the four into one thread.
+    """
+    v = tl.reshape(acc, (BM, 4, BO))
+    best = tl.max(v, axis=1)
+    p = tl.arange(0, 4)[None, :, None]
+    position = tl.min(tl.where(v == best[:, None, :], p, 3), axis=1)
+    best += tl.load(bias + o, mask=o < O, other=0.0)[None, :]
     dead = best <= 0  # and not best > 0: a NaN must stay one
     return tl.where(dead, 0.0, best), tl.where(dead, 4, position).to(tl.uint8)
 
@@ -109,7 +114,7 @@ def forward_kernel(
     packed, index, filters, bias, y, argmax, stride_packed, stride_index, stride_bias, M,
     O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, KP: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[r, m, o] and argmax[r, m, o] for BM pooled pixels of one replica."""
     HP: tl.constexpr = H + F // 2 * 2
@@ -126,7 +131,7 @@ def forward_kernel(
     filters += r * (4 * (O_MAIN + O_TAIL) * KP)
     acc, acc_tail = windows_by_filters(
         patch, filters, (F + 1) * (F + 1) * CP, KP, (F + 1) * CP, WP * CP,
-        4 * O_MAIN, 4 * O_TAIL, BM, BK, PRECISION,
+        4 * O_MAIN, 4 * O_TAIL, BM, BK, VECTOR, PRECISION,
     )  # fmt: skip
     target = (r * M + m)[:, None] * O
     o = tl.arange(0, O_MAIN)
@@ -181,7 +186,7 @@ def weight_gradient_kernel(
     O_MAIN: tl.constexpr, O_TAIL: tl.constexpr, CP: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, BORDER: tl.constexpr,
     STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """D[k, (o, p)] over STEPS·BM pooled pixels: one summand, so that the sum has a fixed order."""
     H2: tl.constexpr = H // 2
@@ -197,7 +202,7 @@ def weight_gradient_kernel(
         index += r * stride_index
     spread += r * (M // (H2 * W2)) * ((H2 + 2 * BORDER) * (W2 + 2 * BORDER) * NP)
     k = tl.program_id(0) * BK + tl.arange(0, BK)
-    offset = window_offset(k, (F + 1) * CP, (W + F // 2 * 2) * CP)
+    offset = window_offset(k, (F + 1) * CP, (W + F // 2 * 2) * CP, VECTOR)
     n = tl.arange(0, N_MAIN)
     acc = tl.zeros((BK, N_MAIN), tl.float32)
     if N_TAIL > 0:
@@ -228,32 +233,34 @@ def fold_kernel(
     partial, sums, grad_weight, grad_bias, unscale,
     O: tl.constexpr, OP: tl.constexpr, OB: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
-    SPLITS: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """grad_weight[r, o, c, y, x] = Σ_split Σ_p D[(y + p_y, x + p_x, c), (o, p)], in that order.
 
-    A program has one c, so that the four positions' reads of a line of D meet in its cache.
+    A program has one c and y, so that the positions' reads of a line of D meet in its cache; the
+    last has the bias.
     """
     K: tl.constexpr = (F + 1) * (F + 1) * CP
-    c = tl.program_id(0)
+    c = tl.program_id(0) // F
+    dy = tl.program_id(0) % F
     r = tl.program_id(1).to(tl.int64)
     replicas = tl.num_programs(1)
-    t = tl.arange(0, BLOCK)
-    o = t % O
-    dx = t // O % F
-    dy = t // (O * F)
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, SPLITS, 4):
-        for i in tl.static_range(16):  # many loads under way at once
-            split = start + i // 4
-            p = i % 4
-            k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
-            source = partial + ((split * replicas + r) * K + k) * (4 * OP) + 4 * o + p
-            inside = (dy < F) & (tl.full((BLOCK,), split, tl.int32) < SPLITS)
-            acc += tl.load(source, mask=inside, other=0.0)
-    target = ((r * O + o) * C + c) * (F * F) + dy * F + dx
-    tl.store(grad_weight + target, acc * unscale, mask=dy < F)
-    if c == 0:
+    if c < C:
+        t = tl.arange(0, BLOCK)
+        o = t % O
+        dx = t // O
+        acc = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, SPLITS, AT_ONCE):
+            for i in tl.static_range(4 * AT_ONCE):  # many loads under way at once
+                split = start + i // 4
+                p = i % 4
+                k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
+                source = partial + ((split * replicas + r) * K + k) * (4 * OP) + 4 * o + p
+                inside = (dx < F) & (tl.full((BLOCK,), split, tl.int32) < SPLITS)
+                acc += tl.load(source, mask=inside, other=0.0)
+        target = ((r * O + o) * C + c) * (F * F) + dy * F + dx
+        tl.store(grad_weight + target, acc * unscale, mask=dx < F)
+    else:
         channel = tl.arange(0, OB)
         acc_bias = tl.zeros((OB,), tl.float32)
         for first in range(0, SHARES, 256):
@@ -269,7 +276,7 @@ def input_gradient_kernel(
     filters, spread, grad_x, M, unscale,
     OP: tl.constexpr, C: tl.constexpr, C_MAIN: tl.constexpr, C_TAIL: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, REACH: tl.constexpr, KP: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """grad_x on the 2×2 blocks under BM pooled pixels of one replica."""
     H2: tl.constexpr = H // 2
@@ -285,7 +292,7 @@ def input_gradient_kernel(
     filters += r * (4 * (C_MAIN + C_TAIL) * KP)
     acc, acc_tail = windows_by_filters(
         window, filters, SPAN * SPAN * NP, KP, SPAN * NP, WP * NP,
-        4 * C_MAIN, 4 * C_TAIL, BM, BK, PRECISION,
+        4 * C_MAIN, 4 * C_TAIL, BM, BK, VECTOR, PRECISION,
     )  # fmt: skip
     b = m // (H2 * W2)
     corner = r * M * (4 * C) + ((b * H + m // W2 % H2 * 2) * W + m % W2 * 2) * C

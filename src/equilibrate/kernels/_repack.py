@@ -1,7 +1,7 @@
 """Triton kernels that lay images, gradients and weights out as the products read them."""
 
 # ruff: noqa: E741, RET505
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false
 # O is the number of filters, as in the shape (R, O, C, F, F). Branches on constants are decided
 # while Triton compiles, and have their else.
 
@@ -55,22 +55,27 @@ def pack_kernel(
 
 @triton.jit
 def spread_block(
-    grad, argmax, spread, share, o, scale, pixel, there, inside,
+    grad, argmax, spread, scale, pixel, there, inside,
+    FIRST: tl.constexpr, BO: tl.constexpr,
     STRIDE_O: tl.constexpr, O: tl.constexpr, NP: tl.constexpr, ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What `spread_kernel` does, for channels o."""
+    """Spread BO channels from FIRST on; return their gradients, those of dead ReLUs 0."""
+    o = FIRST + tl.arange(0, BO)
     mask = inside[:, None] & (o < O)[None, :]
     g = tl.load(grad[:, None] + o[None, :] * STRIDE_O, mask=mask, other=0.0)
     i = tl.load(argmax[:, None] + o[None, :], mask=mask, other=4).to(tl.int32)
     g = tl.where(i < 4, g, 0.0)
-    tl.store(share + o, tl.sum(g, axis=0), mask=o < O)
     v = g * scale
     if ROUND:
         v = round_mantissa(v, 13)
-    p = tl.arange(0, 4)
-    s = tl.where(i[:, :, None] == p[None, None, :], v[:, :, None], 0.0)
-    target = pixel[:, None, None] * NP + 4 * o[None, :, None] + p[None, None, :]
-    tl.store(spread + target, s, mask=there[:, None, None])
+    # Joined, the four lie in one thread and make rows of the store, which a third axis would not.
+    even = tl.join(tl.where(i == 0, v, 0.0), tl.where(i == 2, v, 0.0))
+    odd = tl.join(tl.where(i == 1, v, 0.0), tl.where(i == 3, v, 0.0))
+    s = tl.reshape(tl.join(even, odd).to(spread.dtype.element_ty), (BLOCK, 4 * BO))
+    n = 4 * FIRST + tl.arange(0, 4 * BO)
+    tl.store(spread + (pixel * NP)[:, None] + n[None, :], s, mask=there[:, None])
+    return g
 
 
 @triton.jit
@@ -79,7 +84,7 @@ def spread_kernel(
     STRIDE_O: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
     H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr, ROUND: tl.constexpr,
-    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """spread[r, pixel, (o, p)] = scale · gradient if the maximum sat at p, else 0; bordered by 0.
 
@@ -89,49 +94,38 @@ def spread_kernel(
     WP: tl.constexpr = W2 + 2 * BORDER
     NP: tl.constexpr = 4 * (O_MAIN + O_TAIL)
     r = tl.program_id(1).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b = pixel // (HP * WP)
-    qy = pixel // WP % HP - BORDER
-    qx = pixel % WP - BORDER
-    there = pixel < pixels
-    inside = there & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
-    grad = grad + r * stride_r + b * stride_b + qy * STRIDE_Y + qx * STRIDE_X
     images = pixels // (HP * WP)
-    argmax = argmax + ((r * images + b) * (H2 * W2) + qy * W2 + qx) * O
+    grad += r * stride_r
+    argmax += r * images * (H2 * W2 * O)
     spread += r * pixels * NP
+    acc = tl.zeros((BLOCK, O_MAIN), tl.float32)
+    if O_TAIL > 0:
+        acc_tail = tl.zeros((BLOCK, O_TAIL), tl.float32)
+    for step in range(STEPS):
+        pixel = (tl.program_id(0) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        there = pixel < pixels
+        unsigned = pixel.to(tl.uint32)
+        b = (unsigned // (HP * WP)).to(tl.int32)
+        qy = (unsigned // WP % HP).to(tl.int32) - BORDER
+        qx = (unsigned % WP).to(tl.int32) - BORDER
+        inside = there & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
+        source = grad + b * stride_b + qy * STRIDE_Y + qx * STRIDE_X
+        position = argmax + (b * (H2 * W2) + qy * W2 + qx) * O
+        acc += spread_block(
+            source, position, spread, scale, pixel, there, inside,
+            0, O_MAIN, STRIDE_O, O, NP, ROUND, BLOCK,
+        )  # fmt: skip
+        if O_TAIL > 0:
+            acc_tail += spread_block(
+                source, position, spread, scale, pixel, there, inside,
+                O_MAIN, O_TAIL, STRIDE_O, O, NP, ROUND, BLOCK,
+            )  # fmt: skip
     share = sums + (r * tl.num_programs(0) + tl.program_id(0)) * O
     o = tl.arange(0, O_MAIN)
-    spread_block(
-        grad, argmax, spread, share, o, scale, pixel, there, inside, STRIDE_O, O, NP, ROUND
-    )
+    tl.store(share + o, tl.sum(acc, axis=0), mask=o < O)
     if O_TAIL > 0:
         o = O_MAIN + tl.arange(0, O_TAIL)
-        spread_block(
-            grad, argmax, spread, share, o, scale, pixel, there, inside, STRIDE_O, O, NP, ROUND
-        )
-
-
-@triton.jit
-def expand_filters_kernel(
-    weight, filters, stride_r,
-    O: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
-    N: tl.constexpr, KP: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """filters[r, 4·o + p, (y, x, c)] = weight[r, o, c, y − p_y, x − p_x], 0 outside."""
-    r = tl.program_id(1).to(tl.int64)
-    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n = t // KP
-    k = t % KP
-    o = n // 4
-    tap = k // CP
-    c = k % CP
-    dy = tap // (F + 1) - n % 4 // 2
-    dx = tap % (F + 1) - n % 2
-    valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
-    v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
-    if ROUND:
-        v = round_mantissa(v, 13)
-    tl.store(filters + r * N * KP + t, v, mask=n < N)
+        tl.store(share + o, tl.sum(acc_tail, axis=0), mask=o < O)
 
 
 @triton.jit
@@ -142,6 +136,31 @@ def split_main_tail(t, MAIN: tl.constexpr, TAIL: tl.constexpr):
         return tl.where(u < 0, t // MAIN, u // TAIL), tl.where(u < 0, t % MAIN, MAIN + u % TAIL)
     else:
         return t // MAIN, t % MAIN
+
+
+@triton.jit
+def expand_filters_kernel(
+    weight, filters, stride_r,
+    O: tl.constexpr, O_MAIN: tl.constexpr, O_TAIL: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr, KP: tl.constexpr,
+    ROUND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """filters[r, (p, o), (y, x, c)] = weight[r, o, c, y − p_y, x − p_x], 0 outside."""
+    N: tl.constexpr = 4 * (O_MAIN + O_TAIL)
+    r = tl.program_id(1).to(tl.int64)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = t // KP
+    k = t % KP
+    p, o = split_main_tail(n, O_MAIN, O_TAIL)
+    tap = k // CP
+    c = k % CP
+    dy = tap // (F + 1) - p // 2
+    dx = tap % (F + 1) - p % 2
+    valid = (n < N) & (o < O) & (c < C) & (dy >= 0) & (dy < F) & (dx >= 0) & (dx < F)
+    v = tl.load(weight + r * stride_r + ((o * C + c) * F + dy) * F + dx, mask=valid, other=0.0)
+    if ROUND:
+        v = round_mantissa(v, 13)
+    tl.store(filters + r * N * KP + t, v, mask=n < N)
 
 
 @triton.jit
