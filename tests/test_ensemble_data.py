@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from equilibrate.ensemble.batches import DataSets
-from equilibrate.ensemble.chunks import activations, chunk_size
+from equilibrate.ensemble.chunks import activations, even_chunk, most_at_once
 from equilibrate.experiments.models import ARCHITECTURES, build
 
 GPU = torch.device("cuda")
@@ -84,18 +86,25 @@ def test_inference_tensors_have_no_versions_and_are_taken_all_the_same():
     ],
 )
 def test_chunks_of_the_papers_data(name, examples, replicas, expected):
-    images = torch.empty(1, *ARCHITECTURES[name].input_shape).expand(examples, -1, -1, -1)
-    model = build(name, 0)
-    assert chunk_size(model, images, replicas, GPU) == expected
-    assert chunk_size(model, images, replicas, torch.device("cpu")) == 1000
+    model, image = build(name, 0), torch.zeros(1, *ARCHITECTURES[name].input_shape)
+    assert even_chunk(examples, most_at_once(model, image, replicas, GPU)) == expected
+    assert most_at_once(model, image, replicas, torch.device("cpu")) == 1000
 
 
-def test_chunks_of_any_data_hold_and_stay_within_memory():
-    """10,007 is prime: its chunks cannot be of one size."""
-    images = torch.zeros(1, 1).expand(10_007, -1)
-    assert chunk_size(nn.Identity(), images, 1, GPU) == 5_004
-    assert chunk_size(nn.Identity(), images, 1 << 22, GPU) == 251  # of 256 with 2 numbers each
-    assert chunk_size(nn.Identity(), images, 1 << 40, GPU) == 1
+def test_memory_bounds_how_many_are_taken_at_once():
+    """Two numbers each, what goes in and what comes out, and 2³¹ in all."""
+    sizes = [most_at_once(nn.Identity(), torch.zeros(1, 1), 1 << k, GPU) for k in (0, 22, 40)]
+    assert sizes == [10_000, 256, 1]
+
+
+@given(st.integers(0, 5000), st.integers(1, 5000))
+def test_chunks_are_even_where_a_few_more_make_them_so(examples, most):
+    size = even_chunk(examples, most)
+    assert 1 <= size <= most
+    chunks = -(-examples // most)
+    assert -(-examples // size) < max(2, 2 * chunks)
+    if any(examples % n == 0 for n in range(chunks, 2 * chunks)):
+        assert examples % size == 0
 
 
 def test_activations_are_those_of_the_layers():

@@ -14,22 +14,30 @@ _EXAMPLES_ON_GPU = 10_000
 _NUMBERS_ON_GPU = 1 << 31
 
 
-def chunk_size(model: nn.Module, images: Tensor, replicas: int, device: torch.device) -> int:
-    """Examples of `images` to take at once, the same for all replicas.
+def most_at_once(model: nn.Module, image: Tensor, replicas: int, device: torch.device) -> int:
+    """Examples like `image` (1, …) to take at once, the same for all replicas.
 
     On a GPU as many as are sure to fill it, or fewer where the outputs of all layers, for all
-    replicas, would take too much memory; if possible so that all chunks are of one size, for which
-    kernels are compiled only once.
+    replicas, would take too much memory.
 
-    >>> chunk_size(nn.Linear(3, 1), torch.ones(60_000, 3), 2, torch.device("cuda"))
+    >>> most_at_once(nn.Linear(3, 1), torch.ones(1, 3), 2, torch.device("cuda"))
     10000
     """
     if device.type == "cpu":
         return _EXAMPLES_ON_CPU
-    most = min(_EXAMPLES_ON_GPU, _NUMBERS_ON_GPU // (replicas * activations(model, images[:1])))
-    chunks = -(-len(images) // max(1, most))
-    even = (n for n in range(chunks, 2 * chunks) if len(images) % n == 0)
-    return -(-len(images) // next(even, chunks))
+    numbers = replicas * activations(model, image)
+    return max(1, min(_EXAMPLES_ON_GPU, _NUMBERS_ON_GPU // numbers))
+
+
+def even_chunk(examples: int, most: int) -> int:
+    """A size of chunks, of one size if possible: on a GPU each size has kernels of its own.
+
+    >>> even_chunk(50_000, 2_400), even_chunk(23, 10)
+    (2000, 8)
+    """
+    chunks = max(1, -(-examples // most))
+    even = (n for n in range(chunks, 2 * chunks) if examples % n == 0)
+    return max(1, -(-examples // next(even, chunks)))
 
 
 @torch.no_grad()

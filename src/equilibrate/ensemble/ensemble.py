@@ -21,7 +21,7 @@ from equilibrate.ensemble.checks import (
     check_precision,
     per_replica,
 )
-from equilibrate.ensemble.chunks import chunk_size
+from equilibrate.ensemble.chunks import even_chunk, most_at_once
 from equilibrate.ensemble.graphs import captured
 from equilibrate.ensemble.network import Loss, Network
 from equilibrate.ensemble.precision import Precision, matrix_products, of_torch
@@ -147,6 +147,7 @@ class Ensemble:
             precision=self.precision,
         )
         self._data_sets = DataSets(self._network.prepare, self.device)
+        self._most_at_once = most_at_once(self._template, images[:1], self.replicas, self.device)
         together = self.device.type != "cpu" or parameters.shape[1] <= _TOGETHER
         parts = [slice(None)] if together else range(self.replicas)
         self._parts = [(part, self._flat.rows(part)) for part in parts]
@@ -416,7 +417,8 @@ class Ensemble:
     ) -> Iterator[tuple[Tensor | Examples, Tensor]]:
         """The whole data in chunks, the same for all replicas."""
         if size is None:
-            size = chunk_size(self._template, images, self.replicas, self.device)
+            on_cpu = self.device.type == "cpu"
+            size = self._most_at_once if on_cpu else even_chunk(len(images), self._most_at_once)
         if size < 1:
             raise ValueError(f"chunk must be at least 1, got {size}")
         data_set = self._data_sets.of(images)
