@@ -373,15 +373,18 @@ def test_what_cannot_be_packed_is_named(arguments, message):
         pack_images(*arguments)
 
 
-PAPER_LAYERS = [(4, 100, 3, 32, 32, 16, 5), (4, 100, 16, 16, 16, 20, 5), (4, 100, 20, 8, 8, 20, 5)]
+PAPER_LAYERS = [(100, 3, 32, 32, 16, 5), (100, 16, 16, 16, 20, 5), (100, 20, 8, 8, 20, 5)]
 
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("precision", ["fp16", "tf32", "tf32x3", "ieee"])
+@pytest.mark.parametrize(
+    ("precision", "replicas"),
+    [("fp16", 4), ("fp16", 16), ("tf32", 4), ("tf32", 16), ("tf32x3", 4), ("ieee", 4)],
+)
 @pytest.mark.parametrize("shape", PAPER_LAYERS, ids=str)
-def test_paper_layers_are_exact_on_the_gpu(shape, precision):
-    tensors = operands(shape, integers)
+def test_paper_layers_are_exact_on_the_gpu(shape, precision, replicas):
+    tensors = operands((replicas, *shape), integers)
     assert why_not_fused(*tensors[:3]) is None
     ours = value_and_gradients(fused(precision), *tensors)
     assert_equal(ours, twin(*tensors))
@@ -392,7 +395,7 @@ def test_paper_layers_are_exact_on_the_gpu(shape, precision):
 @needs_gpu
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 def test_packed_data_set_is_exact_on_the_gpu(precision):
-    shape = PAPER_LAYERS[0]
+    shape = (4, *PAPER_LAYERS[0])
     x, weight, bias, cotangent = operands(shape, integers)
     images = integers(5000, *x.shape[2:])  # more than one launch packs
     packed = pack_images(images, 5, precision)
@@ -410,7 +413,7 @@ def test_packed_data_set_is_exact_on_the_gpu(precision):
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 def test_runs_repeat_bit_for_bit_and_replay_as_a_graph(precision):
     layer = partial(conv_relu_pool, precision=precision)
-    *tensors, cotangent = operands(PAPER_LAYERS[1], normal)
+    *tensors, cotangent = operands((4, *PAPER_LAYERS[1]), normal)
     tensors = (*tensors, cotangent / cotangent.shape[1])  # of a mean: half precision's range
     first = value_and_gradients(layer, *tensors)
     assert_equal(value_and_gradients(layer, *tensors), first)
