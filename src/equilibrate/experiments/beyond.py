@@ -17,7 +17,6 @@ from equilibrate.experiments.statistics import Estimate, estimate
 
 PAPERS_SETTINGS = ((0.01, 0.1), (0.1, 0.3))
 """(X, Y) of the main text and of the appendix."""
-PRECISIONS = {"fp32": "single", "tf32": "TF32", "fp16": "half"}
 
 
 def grid(results: Sequence[Result]) -> Figure:
@@ -62,7 +61,7 @@ def precision(results: Sequence[Result]) -> Figure:
     residual.set_ylabel(r"$\overline{O}_L/\overline{O}_R - 1$ (%)")
     landscape.set_ylabel(r"$\langle O_{FB}\rangle$")
     landscape.set_xlim(-0.5, len(results) - 0.5)
-    names = [PRECISIONS[result.run.precision] for result in results]
+    names = [measures.PRECISIONS[result.run.precision] for result in results]
     landscape.set_xticks(range(len(results)), names)
     landscape.set_xlabel(r"precision of products, $\eta$ = 0.02")
     return figure

@@ -1,9 +1,9 @@
 """Every statement held to the records: what was measured, and the verdict.
 
 A claim is held to a bound by its 95 % interval over seeds: it holds where the interval lies inside
-the bound, it fails where the interval lies outside, and where the interval straddles the bound the
-runs at hand do not decide it. What a shortened protocol, or another data set, cannot refute or
-confirm is said to be not tested at this scale.
+the bound, it fails where the interval lies outside, and it is undecided where the interval
+straddles the bound. What a shortened protocol, or another data set, cannot refute or confirm is
+said to be not tested at this scale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from equilibrate.experiments.profiles import PROFILES
 from equilibrate.experiments.results import Result
 from equilibrate.experiments.statements import STATEMENTS, Statement
 
-Verdict = Literal["holds", "fails", "not tested at this scale"]
+Verdict = Literal["holds", "fails", "undecided", "not tested at this scale"]
 Results = Mapping[str, Result]
 
 
@@ -85,10 +85,10 @@ def _hold(s: Statement, results: Results) -> Claim:
         return claim(finding, "not tested at this scale", remark)
     if short and not (s.general and decided and all(r.finished for r in mine)):
         return claim(finding, "not tested at this scale", f"incomplete – {'; '.join(short)}")
+    if math.isnan(finding.measured.half_width):
+        return claim(finding, "not tested at this scale", "one seed gives no interval")
     if decided is None:
-        few = math.isnan(finding.measured.half_width)
-        remark = "one seed gives no interval" if few else "the interval straddles the bound"
-        return claim(finding, "not tested at this scale", remark)
+        return claim(finding, "undecided", "; ".join(["the interval straddles the bound", *short]))
     return claim(finding, "holds" if decided else "fails", "; ".join(short))
 
 

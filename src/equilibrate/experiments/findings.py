@@ -166,6 +166,8 @@ def spread(grid: Result, schedules: Result) -> Finding | None:
 
 COMPARISONS = 6
 """One further precision for the MLP and two for the CNN, two quantities each."""
+Quantity = Callable[[Tread], Array]
+"""One value for each seed."""
 
 
 def same_residual(single: Result, *others: Result) -> Finding | None:
@@ -184,13 +186,15 @@ def same_landscape(single: Result, *others: Result) -> Finding | None:
     )
 
 
-def _compared(
-    quantity: Callable[[Tread], Array], bound: Bound, single: Result, *others: Result
-) -> Finding | None:
-    """The largest difference to single precision, paired by seed; one chance of error for all."""
+def _compared(quantity: Quantity, bound: Bound, single: Result, *others: Result) -> Finding | None:
     treads = [measures.finished(result) for result in (single, *others)]
     if not all(treads):
         return None
-    alone, *further = (quantity(each[0]) for each in treads)
+    first, *further = (each[0] for each in treads)
+    return _worst([paired(first, tread, quantity) for tread in further], bound)
+
+
+def paired(single: Tread, other: Tread, quantity: Quantity) -> Estimate:
+    """The difference to single precision, paired by seed; one chance of error for all of them."""
     confidence = 1 - (1 - CONFIDENCE) / COMPARISONS
-    return _worst([estimate(values - alone, confidence) for values in further], bound)
+    return estimate(quantity(other) - quantity(single), confidence)

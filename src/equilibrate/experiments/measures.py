@@ -20,6 +20,9 @@ BEGINNING = slice(None, 0.125)
 SMOOTH = 5
 """Epochs over which an accuracy is averaged before it is asked whether it has arrived."""
 
+PRECISIONS = {"fp32": "single", "tf32": "TF32", "fp16": "half"}
+"""What people call the precision of products."""
+
 _TEST_IMAGES = {"mnist": 10_000, "cifar10": 10_000, "digits": 297}
 
 
@@ -99,21 +102,32 @@ def departures(result: Result, largest: float) -> list[Estimate]:
     return [Estimate(q.mean - 1, q.half_width) for q in quotients]
 
 
+def reshuffled_product(momentum: float, batches: int) -> float:
+    """⟨v·ξ⟩/Tr C, of the velocity before a step and the noise ξ of its batch, in reshuffled epochs.
+
+    The noises of an epoch's M batches sum to zero, so that ⟨ξ_t·ξ_s⟩ = −Tr C/(M−1), and v holds
+    −Σ μ^(k−1) ξ_(t−k) as far back as the epoch goes:
+
+        [1 − (1−μ^M)/(M(1−μ))] / ((1−μ)(M−1))
+
+    on average over the epoch. With independent batches it is zero.
+
+    >>> print(f"{reshuffled_product(0.9, batches=500):.5f}")
+    0.01964
+    """
+    memory = (1 - (1 - momentum**batches) / (batches * (1 - momentum))) / (1 - momentum)
+    return memory / (batches - 1)
+
+
 def reshuffling_offset(tread: Tread) -> float:
-    """What reshuffling takes from the second term of O_FB, −μ⟨v·∇f^B⟩, at any η.
+    """What reshuffling takes from the second term of O_FB: −μ⟨v·ξ⟩, at whatever η.
 
-    The noises ξ of an epoch's M batches sum to zero, so that ⟨ξ_t·ξ_s⟩ = −Tr C/(M−1), and v still
-    holds those of about 1/(1−μ) former batches:
-
-        −μ/(1−μ) · [1 − (1−μ^M)/(M(1−μ))] · Tr C/(M−1)
-
-    with Tr C = 2(1−μ)R̄/η to lowest order in η. It is zero without momentum.
+    Tr C is 2(1−μ)R̄/η to lowest order in η.
     """
     momentum, last = tread.result.run.momentum, tread.result.rows[-1]
-    batches = round(last["step"] / last["epoch"])
     trace = 2 * (1 - momentum) * float(tread.last("right").mean()) / tread.lr
-    memory = (1 - (1 - momentum**batches) / (batches * (1 - momentum))) / (1 - momentum)
-    return -momentum * memory * trace / (batches - 1)
+    batches = round(last["step"] / last["epoch"])
+    return -momentum * reshuffled_product(momentum, batches) * trace
 
 
 # Schedules ------------------------------------------------------------------------------------
