@@ -19,6 +19,7 @@ CLAIM = {
     "why": "A line's width & no more.",
     "verdict": "holds",
     "remark": "",
+    "ours": False,
 }
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 3"><rect width="4" height="3"/></svg>'
 
@@ -32,7 +33,7 @@ def html(tmp_path):
     return page(
         "Results",
         ["First.", "Second."],
-        [CLAIM, failing, untested, CLAIM],
+        [CLAIM, failing, untested, CLAIM, CLAIM | {"ours": True, "statement": "Also this."}],
         [Illustration(f"{k}a", picture, "What it shows.") for k in range(1, 5)],
         [Table("Environment", ("What", "Value"), [("platform", "x" * 200)])],
     )
@@ -43,6 +44,7 @@ def test_everything_is_there_and_escaped(html):
     assert escape("A line's width & no more.") in html
     assert "0.0123 ± 0.0021" in html
     assert "<b>2</b> holds" in html
+    assert html.index("The sides") < html.index("Claims beyond") < html.index("Also this.")
     assert "<b>1</b> fails" in html
     assert html.count("<figure") == 4
     assert '<span class="not">not tested at this scale</span>' in html
@@ -74,6 +76,7 @@ def test_a_picture_of_another_kind_is_refused():
         (123.4, 20.0, "123 ± 20"),
         (1e-9, 2e-10, "1e−09 ± 2e−10"),
         (0.96, 0.096, "0.960 ± 0.096"),
+        (-0.000189, 8.6e-6, "−0.0001890 ± 0.0000086"),
     ],
 )
 def test_numbers_are_rounded_to_their_errors(measured, error, text):

@@ -39,17 +39,21 @@ def page(
 ) -> str:
     """The page as text; pictures stand in it, so that it is one file.
 
-    A claim has the keys figure, statement, measured, error, bound, why, verdict and remark.
+    A claim has the keys figure, statement, measured, error, bound, why, verdict, remark and ours;
+    those of ours stand apart.
 
     >>> claim = {"figure": "1a", "statement": "The sides meet.", "measured": 0.01, "error": None}
     >>> claim |= {"bound": "< 0.05", "why": "A line's width.", "verdict": "holds", "remark": ""}
+    >>> claim |= {"ours": False}
     >>> "The sides meet." in page("Results", ["One line."], [claim], [], [])
     True
     """
     head = f"<h1>{escape(title)}</h1>" + "".join(f"<p>{escape(p)}</p>" for p in summary)
     parts = [head]
-    if claims:
-        parts.append(f"<h2>Claims</h2>{_tally(claims)}{_claims(claims)}")
+    for ours, heading in ((False, "Claims of the paper"), (True, "Claims beyond the paper")):
+        group = [claim for claim in claims if claim["ours"] == ours]
+        if group:
+            parts.append(f"<h2>{heading}</h2>{_tally(group)}{_claims(group)}")
     if illustrations:
         figures = "".join(_figure(illustration) for illustration in illustrations)
         parts.append(f'<h2>Figures</h2><div class="figures">{figures}</div>')
@@ -74,7 +78,7 @@ def number(measured: float | None, error: float | None) -> str:
     places = max(0, 1 - int(f"{error or 0:e}".split("e")[1]))
     if not error:
         text = f"{measured:.3g}"
-    elif places > 6:
+    elif places > 7:
         text = f"{measured:.3g} ± {error:.2g}"
     else:
         text = f"{measured:.{places}f} ± {error:.{places}f}"
@@ -156,10 +160,11 @@ td { vertical-align: top; border-bottom: 1px solid var(--line); padding: .5rem .
 .claims td:nth-child(3) { white-space: nowrap; font-variant-numeric: tabular-nums; }
 .claims td:nth-child(5) { min-width: 9rem; }
 .why, .remark, .note { display: block; color: var(--soft); font-size: .82rem; }
-.holds, .fails, .not { display: inline-block; padding: 0 .5rem; border-radius: .6rem;
+.holds, .fails, .undecided, .not { display: inline-block; padding: 0 .5rem; border-radius: .6rem;
   font-weight: 600; }
 .holds { color: #0f5a2c; background: #ddf3e4; }
 .fails { color: #8d1220; background: #fbe0e2; }
+.undecided { color: #6b4e00; background: #fbf0cf; }
 .not { color: #4c5660; background: #eceff1; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(330px, 100%), 1fr));
   gap: 2rem 1.5rem; }

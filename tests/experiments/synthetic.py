@@ -18,14 +18,15 @@ def write(
     *,
     profile: str = "paper",
     upto: float = float("inf"),
+    rows: int = 12,
 ) -> None:
-    """A record with a row at twelve moments of each tread, up to an epoch."""
+    """A record with a row at so many moments of each tread, up to an epoch."""
     config = run.to_config() | {"profile": profile, "device": "cpu", "steps_per_epoch": 600}
     path = folder / "records" / f"{run.name}.jsonl"
     with records.Writer(path, config=config, mode="overwrite") as writer:
         for start, epochs in _treads(run):
-            for k in range(1, 13):
-                epoch = start + epochs * k / 12
+            for k in range(1, rows + 1):
+                epoch = start + epochs * k / rows
                 if epoch <= upto:
                     row: dict[str, Any] = {"epoch": epoch, "step": round(600 * epoch)}
                     for name, column in columns.items():
@@ -37,9 +38,9 @@ def write(
 
 
 def _treads(run: Run) -> list[tuple[int, int]]:
-    stairs = [s for s in run.arms.values() if isinstance(s, Stairs)]
+    stairs = [s.treads for s in run.arms.values() if isinstance(s, Stairs)]
     found, start = [], 0
-    for _, epochs in stairs[0].treads:
+    for _, epochs in stairs[0] if stairs else [(0, run.epochs)]:
         found.append((start, epochs))
         start += epochs
     return found

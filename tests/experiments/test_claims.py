@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from experiments.synthetic import write
 
-from equilibrate.experiments import claims, results
+from equilibrate.experiments import claims, findings, measures, results
 from equilibrate.experiments.profiles import PROFILES, profile
 from equilibrate.experiments.statistics import Estimate, estimate
 
@@ -32,6 +32,16 @@ IDS = [
     ("S1b", "amsgrad-beats-adam-cnn"),
     ("S2", "eager-faster-cnn"),
     ("S2", "eager-ends-lower-cnn"),
+    ("3a", "shuffling-lowers-mlp"),
+    ("3a", "unbiased-linear-mlp"),
+    ("3b", "shuffling-lowers-cnn"),
+    ("3b", "unbiased-bent-cnn"),
+    ("B1a", "grid-comparable-mlp"),
+    ("B1b", "grid-comparable-cnn"),
+    ("B2a", "precision-residual-mlp"),
+    ("B2a", "precision-landscape-mlp"),
+    ("B2b", "precision-residual-cnn"),
+    ("B2b", "precision-landscape-cnn"),
 ]
 
 
@@ -68,10 +78,13 @@ def test_without_records_nothing_is_tested(tmp_path):
     found = claims.check({})
     assert [(claim.figure, claim.id) for claim in found] == IDS
     assert {claim.verdict for claim in found} == {"not tested at this scale"}
+    assert [claim.ours for claim in found] == [False] * 19 + [True] * 10
     assert found[0].remark == "not run: mlp-initial"
     claims.save(found, tmp_path / "claims.json")
-    keys = {"id", "figure", "statement", "measured", "error", "bound", "why", "verdict", "remark"}
-    assert all(set(item) == keys for item in json.loads((tmp_path / "claims.json").read_text()))
+    keys = "id figure statement measured error bound why verdict remark ours"
+    assert all(
+        " ".join(item) == keys for item in json.loads((tmp_path / "claims.json").read_text())
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +94,7 @@ def test_without_records_nothing_is_tested(tmp_path):
         (-0.01, 0.001, "holds"),
         (0.2, 0.001, "fails"),
         (-0.2, 0.001, "fails"),
-        (0.04, 0.02, "not tested at this scale"),
+        (0.04, 0.02, "undecided"),
     ],
 )
 def test_sides_that_meet(tmp_path, residual, spread, verdict):
@@ -181,10 +194,95 @@ def test_at_first_and_in_the_end_are_parts_of_the_run(tmp_path):
     values = np.linspace(0, 1, len(rows))
     for row, value in zip(rows, values, strict=True):
         row["test_accuracy"][:] = [value] * 12  # type: ignore[index]
-    early = claims._accuracy(result, "eager", claims._BEGINNING)
-    late = claims._accuracy(result, "eager", claims._END)
+    early = measures.accuracy(result, "eager", measures.BEGINNING)
+    late = measures.accuracy(result, "eager", measures.END)
     assert early == pytest.approx(np.full(4, values[: round(len(rows) / 8)].mean()))
     assert late == pytest.approx(np.full(4, values[round(0.95 * (len(rows) - 1)) :].mean()))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(0.7, "holds"), (1.2, "fails")])
+@pytest.mark.parametrize("task", ["mlp", "cnn"])
+def test_shuffling_that_lowers(tmp_path, task, factor, verdict):
+    lowered = {"landscape": lambda time, lr, arm, seed: factor * lr * (1 + noise(seed, 0.01))}
+    sides(PAPER[f"{task}-sequence"], tmp_path, columns=lowered)
+    sides(PAPER[f"{task}-unbiased"], tmp_path)
+    claim = verdicts(tmp_path)[f"shuffling-lowers-{task}"]
+    assert claim.verdict == verdict
+    assert claim.measured == pytest.approx(factor - 1, abs=0.005)
+
+
+def test_shuffling_that_may_lower_or_raise_is_left_open(tmp_path):
+    spread = {"landscape": lambda time, lr, arm, seed: 0.95 * lr * (1 + noise(seed, 0.1))}
+    sides(PAPER["mlp-sequence"], tmp_path, columns=spread)
+    sides(PAPER["mlp-unbiased"], tmp_path)
+    claim = verdicts(tmp_path)["shuffling-lowers-mlp"]
+    assert claim.verdict == "undecided"
+    assert claim.remark == "the interval straddles the bound"
+
+
+@pytest.mark.parametrize(("bend", "straight"), [(0.0, True), (60.0, False)])
+def test_landscapes_without_the_bias(tmp_path, bend, straight):
+    sides(PAPER["mlp-unbiased"], tmp_path, columns={"landscape": landscape(bend)})
+    sides(PAPER["cnn-unbiased"], tmp_path, columns={"landscape": landscape(15 * bend)})
+    found = verdicts(tmp_path)
+    assert found["unbiased-linear-mlp"].verdict == ("holds" if straight else "fails")
+    assert found["unbiased-bent-cnn"].verdict == ("fails" if straight else "holds")
+
+
+@pytest.mark.parametrize(
+    ("worst", "seeds", "verdict"),
+    [(0.718, 1e-4, "holds"), (0.69, 1e-4, "fails"), (0.71, 5e-3, "undecided")],
+)
+def test_a_grid_is_comparable_within_the_test_images(tmp_path, worst, seeds, verdict):
+    """Two sampling errors of a difference at p = 0.72 are 0.0127."""
+
+    def grid(time, lr, arm, seed):
+        return worst if arm == "X=0.1, Y=0.5" else 0.72
+
+    write(PAPER["cnn-grid"], tmp_path, {"test_accuracy": grid})
+    schedules = {"test_accuracy": lambda time, lr, arm, seed: 0.72 + noise(seed, seeds)}
+    write(PAPER["cnn-schedules"], tmp_path, schedules)
+    claim = verdicts(tmp_path)["grid-comparable-cnn"]
+    assert claim.verdict == verdict
+    assert claim.measured == pytest.approx(0.72 - worst)
+    deviation = np.std([noise(seed, seeds) for seed in range(4)], ddof=1)
+    assert claim.error == pytest.approx(3.1824 * math.sqrt(2) * deviation, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shift", "spread", "verdict"),
+    [(0.0, 0.01, "holds"), (0.1, 0.01, "fails"), (0.0, 0.5, "undecided")],
+)
+def test_precision_that_changes_nothing(tmp_path, shift, spread, verdict):
+    """Only half precision is shifted; spreads of O_FB are relative, of the residual a twentieth."""
+
+    def columns(kind):
+        moved = shift if kind == "fp16" else 0.0
+
+        def other(seed):  # between precisions, paired by seed, of mean zero
+            return spread * (1 if seed % 2 else -1) * (kind != "fp32")
+
+        return {
+            "left": lambda time, lr, arm, seed: 1 + (moved + other(seed)) / 20 + noise(seed, 0.01),
+            "right": lambda *_: 1.0,
+            "landscape": lambda time, lr, arm, seed: 3 * (1 + moved + other(seed)),
+        }
+
+    for kind in ("fp32", "tf32", "fp16"):
+        write(PAPER[f"cnn-{kind}"], tmp_path, columns(kind))
+    found = verdicts(tmp_path)
+    for name, unit in (("precision-landscape-cnn", 1), ("precision-residual-cnn", 1 / 20)):
+        assert found[name].verdict == verdict
+        assert found[name].measured == pytest.approx(shift * unit, abs=1e-9)
+        # Student's t with 15 degrees of freedom at 1 − 0.05/6, two-sided
+        error = 3.0363 * spread * unit * math.sqrt(16 / 15) / 4
+        assert found[name].error == pytest.approx(error, rel=1e-3)
+
+
+def test_six_comparisons_share_one_chance_of_error():
+    further = {"mlp-tf32", "cnn-tf32", "cnn-fp16"}
+    assert further <= set(PAPER)
+    assert 2 * len(further) == findings.COMPARISONS
 
 
 def test_a_shortened_run_confirms_but_does_not_refute(tmp_path):

@@ -80,20 +80,97 @@ def test_a_sequence_has_both_sides_at_each_rate(whole):
     assert all(f" {lr} " in f" {words} " for lr in ("0.05", "0.0015", "0.00025", "0.0001"))
 
 
+def points(container):
+    """Means, and lower and upper ends of the intervals."""
+    segments = np.array(container.lines[2][0].get_segments())
+    return np.asarray(container.lines[0].get_ydata()), segments[:, 0, 1], segments[:, 1, 1]
+
+
 def test_landscape_has_students_intervals_and_the_red_line(whole):
-    main = figures.draw("3a", whole).axes[0]
+    alone = {name: result for name, result in whole.items() if name != "mlp-unbiased"}
+    main = figures.draw("3a", alone).axes[0]
     (bars,) = main.containers
-    points = np.asarray(bars.lines[0].get_ydata())  # type: ignore[attr-defined]
-    segments = bars.lines[2][0].get_segments()  # type: ignore[attr-defined]
-    lrs = np.array([0.05, 0.02, 0.01, 0.005, 0.003])
-    assert points == pytest.approx(1.15 * lrs)
+    mean, low, high = points(bars)
+    lrs = np.array([0.003, 0.005, 0.01, 0.02, 0.05])
+    assert mean == pytest.approx(1.15 * lrs)
     half_width = estimate(lrs[0] * (1 + 0.1 * np.arange(4))).half_width
-    assert segments[0][1][1] - segments[0][0][1] == pytest.approx(2 * half_width)
-    red = main.lines[-1]
-    assert red.get_color() == "#d62728"
+    assert high[0] - low[0] == pytest.approx(2 * half_width)
+    (red,) = [
+        line for line in main.lines if line.get_color() == "#d62728" and len(line.get_xdata())
+    ]  # type: ignore[arg-type]
     x, y = np.asarray(red.get_xdata()), np.asarray(red.get_ydata())
     assert (x[0], y[0]) == (0, 0)
     assert y[1] / x[1] == pytest.approx(1.15)
+    assert "independent" not in texts(figures.draw("3a", alone))
+
+
+def test_independent_batches_stand_beside_the_reshuffled(whole):
+    figure = figures.draw("3a", whole)
+    shuffled, independent = figure.axes[0].containers
+    assert points(shuffled)[0] == pytest.approx(1.15 * np.array([0.003, 0.005, 0.01, 0.02, 0.05]))
+    assert points(independent)[0] == pytest.approx(1.1 * np.array([0.003, 0.005, 0.01, 0.02, 0.05]))
+    assert independent.lines[0].get_markerfacecolor() == "none"  # type: ignore[attr-defined]
+    words = texts(figure)
+    assert "reshuffled batches, 95 % interval" in words
+    assert "independent batches, 95 % interval" in words
+
+
+def test_a_landscape_below_zero_is_shown(tmp_path):
+    columns = COLUMNS["landscape"] | {"landscape": lambda time, lr, arm, seed: lr - 0.002}
+    write(profile("paper").runs["cnn-sequence"], tmp_path, columns)
+    main = figures.draw("3b", results.load(tmp_path / "records")).axes[0]
+    assert main.get_ylim()[0] < -0.0019
+
+
+def test_a_grid_has_its_numbers_in_the_cells_and_frames_around_the_papers(whole, tmp_path):
+    def accuracy(time, lr, arm, seed):
+        x, y = (float(part.split("=")[1]) for part in arm.split(", "))
+        return (0.9 if time <= 100 * y else 0.95) + x / 10
+
+    run = profile("paper").runs["mlp-grid"]
+    write(run, tmp_path, {"test_accuracy": accuracy}, rows=400)
+    figure = figures.draw("B1a", results.load(tmp_path / "records"))
+    final, epochs = figure.axes
+    cells = {tuple(text.get_position()): text.get_text() for text in final.texts}
+    assert cells[1, 1] == "95.10"  # Y = 0.1, X = 0.01
+    assert cells[3, 3] == "96.00"
+    cells = {tuple(text.get_position()): text.get_text() for text in epochs.texts}
+    # A step of 5 points has left the mean of five epochs after the fifth.
+    assert [cells[column, 0] for column in range(4)] == ["10", "15", "35", "55"]
+    assert [patch.get_xy() for patch in final.patches] == [(0.54, 0.54), (1.54, 2.54)]  # type: ignore[attr-defined]
+
+
+def test_precisions_have_a_mean_for_each(whole):
+    residual, landscape = figures.draw("B2b", whole).axes
+    assert len(residual.containers) == len(landscape.containers) == 3
+    means = [points(container)[0][0] for container in landscape.containers]
+    assert means == pytest.approx([0.02 * 1.15] * 3)
+    assert all(f" {name} " in texts(landscape.figure) for name in ("single", "TF32", "half"))
+
+
+def test_relaxation_times_have_their_power(tmp_path):
+    """The sides are apart by 0.05/(ηt), so that they stay within 10 % from t = 0.5/η epochs on."""
+
+    def columns(never):
+        def left(time, lr, arm, seed):
+            return lr * (2 if lr < never else 1) + (1 + 0.1 * (seed % 4)) * 0.05 / time
+
+        return COLUMNS["landscape"] | {"left": left}
+
+    run = profile("paper").runs["mlp-sequence"]
+    for never, count in ((0.0, 5), (0.004, 4)):
+        folder = tmp_path / str(never)
+        write(run, folder, columns(never), rows=500)
+        figure = figures.draw("B3a", results.load(folder / "records"))
+        (axes,) = figure.axes
+        mean, low, high = points(axes.containers[0])
+        assert len(mean) == count
+        assert (low < mean).all()
+        assert (mean < high).all()
+        assert ("longer" in texts(figure)) == (never > 0)
+        line = next(line for line in axes.lines if line.get_color() == "#d62728")
+        x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+        assert np.log(y[1] / y[0]) / np.log(x[1] / x[0]) == pytest.approx(-1, abs=0.05)
 
 
 def test_schedules_are_of_the_panels_seed(whole):

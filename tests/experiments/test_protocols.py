@@ -72,10 +72,10 @@ def test_unbiased_runs_draw_their_batches_independently():
     assert list(mlp.arms.values()) == [
         Stairs(((lr, 300),)) for lr in (0.05, 0.02, 0.01, 0.005, 0.003)
     ]
-    (quarter,), (whole,) = cnn.arms.values(), PAPER["cnn-sequence"].arms.values()
-    assert isinstance(quarter, Stairs)
+    (fifth,), (whole,) = cnn.arms.values(), PAPER["cnn-sequence"].arms.values()
+    assert isinstance(fifth, Stairs)
     assert isinstance(whole, Stairs)
-    assert [(lr, 4 * epochs) for lr, epochs in quarter.treads] == [*whole.treads]
+    assert [(lr, 5 * epochs) for lr, epochs in fifth.treads] == [*whole.treads]
     assert {run.sampling for run in (mlp, cnn)} == {"independent"}
     others = {run.sampling for name, run in PAPER.items() if "unbiased" not in name}
     assert others == {"shuffled"}

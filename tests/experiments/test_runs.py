@@ -288,9 +288,8 @@ def test_rows_of_the_whole_paper_fit_into_twenty_megabytes():
     for run in profiles.PROFILES["paper"].runs.values():
         inside = 0
         if run.measures == "landscape":
-            schedule = next(iter(run.arms.values()))
-            assert isinstance(schedule, Stairs)
-            inside = len(schedule.treads) * len(runs._log_spaced(1, 10 * 600))
+            treads = [len(s.treads) for s in run.arms.values() if isinstance(s, Stairs)]
+            inside = max(treads) * len(runs._log_spaced(1, 10 * 600))
         numbers = (run.epochs + inside) * (2 + 6 * len(run.replicas))
         total += 12 * numbers
     assert total < 20e6

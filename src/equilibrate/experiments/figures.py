@@ -1,45 +1,25 @@
-"""Every panel of the paper's figures, drawn from the records alone."""
+"""Every panel, drawn from the records alone; those of ours are drawn in `beyond`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from equilibrate.experiments import statistics
+from equilibrate.experiments import beyond, measures, statistics, style
 from equilibrate.experiments.panels import PANELS
 from equilibrate.experiments.results import Array, Result
 
 Results = Mapping[str, Result]
 
-_STYLE: Any = {
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8.5,
-    "legend.fontsize": 7.5,
-    "legend.frameon": False,
-    "legend.handlelength": 1.8,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.2,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.direction": "out",
-    "svg.fonttype": "path",
-    "svg.hashsalt": "equilibrate",
-}
-_WIDTH = 3.6
 _LOSS, _LOSS_LIGHT = "#1b6e3c", "#a9dcb5"
 _LEFT, _RIGHT = "#0b5394", "#e0751b"
 _ARMS = {
@@ -57,24 +37,27 @@ _KINDS = (
 
 
 def draw(panel: str, results: Results) -> Figure:
-    """Draw one panel, "1a" to "S2d", from results that hold its runs."""
+    """Draw one panel, "1a" to "B3b", from results that hold its runs."""
     if panel not in PANELS:
         raise ValueError(f"panel={panel!r} is unknown; choose from {', '.join(PANELS)}")
     mine = [results[name] for name in PANELS[panel].runs]
+    mine += [results[name] for name in PANELS[panel].beside if name in results]
     kind = panel.rstrip("abcd")
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(style.STYLE):
         if kind == "1":
             figure = _initial(mine[0])
         elif kind == "2":
             figure = _sequence(mine[0])
         elif kind == "3":
-            figure = _landscape(mine[0])
+            figure = _landscape(mine)
         elif kind == "4":
             figure = _schedules(mine, ("preset", "adaptive", "amsgrad"), 0)
         elif kind == "S1":
             figure = _schedules(mine[::-1], ("amsgrad", "adam"), 0, rate=False)
-        else:
+        elif kind == "S2":
             figure = _schedules(mine, ("preset", "eager", "amsgrad"), "abcd".index(panel[-1]))
+        else:
+            figure = {"B1": beyond.grid, "B2": beyond.precision, "B3": beyond.times}[kind](mine)
         _head(figure, panel, mine)
     return figure
 
@@ -92,30 +75,27 @@ def save(panel: str, results: Results, folder: Path | str) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     figure = draw(panel, results)
     png, svg = folder / f"fig{panel}.png", folder / f"fig{panel}.svg"
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(style.STYLE):
         figure.savefig(png, dpi=200, metadata={"Software": None})
         figure.savefig(svg, metadata={"Date": None})
     return png, svg
-
-
-def _figure(rows: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(_WIDTH, 0.9 + 0.9 * sum(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=list(rows))
-    return figure, list(axes[:, 0])
 
 
 def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
     """Panel letter, title, and what is missing where a run is not whole."""
     run = results[0].run
     title = run.task.title
-    if panel[0] in "123":
+    if panel[0] in "123" or panel[:2] in ("B2", "B3"):
         title += rf", $\mu$ = {run.momentum:g}"
-    elif panel[0] == "4":
+    elif panel[0] == "4" or panel.startswith("B1"):
         title += r", $\mu$ = 0"
     elif panel.startswith("S2"):
         title += rf", $\mu$ = 0, seed {'abcd'.index(panel[-1])}"
-    figure.axes[0].set_title(rf"$\bf{{{panel}}}$   {title}", loc="left")
+    title = rf"$\bf{{{panel}}}$   {title}"
+    if panel.startswith("B1"):
+        figure.suptitle(title, x=0.02, ha="left", fontsize=8.5)
+    else:
+        figure.axes[0].set_title(title, loc="left")
     figure.align_ylabels()
     missing = dict.fromkeys(f"{r.run.name}: {s}" for r in results if (s := r.shortfall))
     if missing:
@@ -123,7 +103,7 @@ def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
 
 
 def _initial(result: Result) -> Figure:
-    figure, (loss, sides) = _figure((1.3, 1.7))
+    figure, (loss, sides) = style.stacked((1.3, 1.7))
     epoch = result.epoch
     loss.plot(epoch, _first(result, "batch_loss"), color=_LOSS_LIGHT, lw=0.7, label=r"$f^B$")
     loss.plot(epoch, _first(result, "loss"), color=_LOSS, label=r"$\overline{f^B}$")
@@ -131,7 +111,7 @@ def _initial(result: Result) -> Figure:
     loss.set_ylabel("cross-entropy")
     loss.legend(loc="upper right", ncols=2)
     left, right = _first(result, "left"), _first(result, "right")
-    sides.plot(epoch, _positive(left), color=_LEFT, label=r"$\overline{O}_L$")
+    sides.plot(epoch, style.positive(left), color=_LEFT, label=r"$\overline{O}_L$")
     sides.plot(epoch, right, color=_RIGHT, ls=(0, (3, 1.2)), label=r"$\overline{O}_R$")
     sides.set_xscale("log")
     sides.set_yscale("log")
@@ -141,17 +121,17 @@ def _initial(result: Result) -> Figure:
     ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} % at the end"
     sides.legend(loc="lower right", title=ratio, title_fontsize=7.5, ncols=2)
     sides.set_ylim(bottom=float(np.nanmin(right)) / 10)  # room for the legend
-    _plain_ticks(loss)
+    style.plain_ticks(loss)
     return figure
 
 
 def _sequence(result: Result) -> Figure:
-    figure, (axes,) = _figure((3.0,))
+    figure, (axes,) = style.stacked((3.0,))
     treads = result.treads()
-    colours = _shades(len(treads))
+    colours = style.shades(len(treads))
     for tread, colour in zip(treads, colours, strict=True):
-        axes.plot(tread.time, _positive(tread.column("left")[:, 0]), color=colour, lw=1.1)
-        light = (*_lighten(colour), 1.0)
+        axes.plot(tread.time, style.positive(tread.column("left")[:, 0]), color=colour, lw=1.1)
+        light = (*style.lighten(colour), 1.0)
         axes.plot(tread.time, tread.column("right")[:, 0], color=light, lw=1.4, ls=(0, (1, 1)))
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -174,33 +154,89 @@ def _sequence(result: Result) -> Figure:
     return figure
 
 
-def _landscape(result: Result) -> Figure:
-    figure, (axes,) = _figure((3.0,))
-    treads = [tread for tread in result.treads() if tread.finished]
-    axes.set_xlabel(r"learning rate $\eta$")
-    axes.set_ylabel(r"$\langle O_{FB}\rangle$")
-    if not treads:
-        axes.text(0.5, 0.5, "no learning rate is finished yet", ha="center", color="0.4")
-        return figure
-    lrs = np.array([tread.lr for tread in treads])
-    estimates = [statistics.estimate(tread.last("landscape")) for tread in treads]
+@dataclass(frozen=True, eq=False)
+class _Series:
+    """O_FB by learning rate, from small to large, and how its batches were drawn."""
+
+    lrs: Array
+    mean: Array
+    error: Array
+    sampling: str
+
+    @property
+    def low(self) -> Array:
+        return self.mean - np.nan_to_num(self.error)
+
+    @property
+    def high(self) -> Array:
+        return self.mean + np.nan_to_num(self.error)
+
+    @property
+    def slope(self) -> float:
+        """That of the line from the origin through the smallest learning rate."""
+        return float(self.mean[0] / self.lrs[0])
+
+    def plot(self, axes: Axes) -> None:
+        seeds = np.isfinite(self.error).all()
+        name, marker, line = _BATCHES[self.sampling]
+        axes.errorbar(
+            self.lrs,
+            self.mean,
+            yerr=self.error if seeds else None,
+            elinewidth=0.9,
+            capsize=2,
+            label=f"{name}, {'95 % interval' if seeds else 'one seed'}",
+            zorder=3,
+            **marker,
+        )
+        far = 2 * float(self.lrs[-1])
+        axes.plot([0, far], [0, self.slope * far], lw=1, **line)
+
+
+_BATCHES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "shuffled": (
+        "reshuffled batches",
+        {"fmt": "o", "ms": 3.5, "color": "#222222"},
+        {"color": "#d62728", "label": "through smallest $\\eta$"},
+    ),
+    "independent": (
+        "independent batches",
+        {"fmt": "D", "ms": 4.5, "color": "#1f77b4", "markerfacecolor": "none"},
+        {"color": "#1f77b4", "ls": (0, (4, 2))},
+    ),
+}
+
+
+def _series(result: Result) -> _Series | None:
+    lrs, values = measures.landscape(result)
+    if not len(lrs):
+        return None
+    estimates = [statistics.estimate(row) for row in values]
     mean = np.array([estimate.mean for estimate in estimates])
     error = np.array([estimate.half_width for estimate in estimates])
-    _against_line(axes, lrs, mean, error)
-    axes.set_xlim(0, 1.06 * lrs.max())
-    axes.set_ylim(0, 1.12 * np.nanmax(mean + np.nan_to_num(error)))
-    figure.legend(loc="outside lower center", ncols=2)
-    small = lrs <= _zoom(lrs)
-    if 2 <= small.sum() < len(lrs):
-        # Above, unless points or line stand there.
-        _, right = axes.get_xlim()
-        _, top = axes.get_ylim()
-        heights = np.maximum(mean + np.nan_to_num(error), mean[np.argmin(lrs)] / lrs.min() * lrs)
-        above = bool((heights[lrs < 0.6 * right] < 0.5 * top).all())
-        inset = axes.inset_axes((0.14, 0.55, 0.42, 0.4) if above else (0.47, 0.13, 0.38, 0.38))
-        _against_line(inset, lrs, mean, error)
-        inset.set_xlim(0, 1.15 * lrs[small].max())
-        inset.set_ylim(0, 1.25 * np.nanmax((mean + np.nan_to_num(error))[small]))
+    return _Series(lrs, mean, error, result.run.sampling)
+
+
+def _landscape(results: Sequence[Result]) -> Figure:
+    figure, (axes,) = style.stacked((3.0,))
+    axes.set_xlabel(r"learning rate $\eta$")
+    axes.set_ylabel(r"$\langle O_{FB}\rangle$")
+    series = [found for result in results if (found := _series(result)) is not None]
+    if not series:
+        axes.text(0.5, 0.5, "no learning rate is finished yet", ha="center", color="0.4")
+        return figure
+    for one in series:
+        one.plot(axes)
+    largest = max(float(one.lrs[-1]) for one in series)
+    _frame(axes, series, largest, 1.06)
+    figure.legend(loc="outside lower center", ncols=1 if len(series) > 1 else 2)
+    lrs = np.unique(np.concatenate([one.lrs for one in series]))
+    small = lrs[lrs <= _zoom(lrs)]
+    if 2 <= len(small) < len(lrs):
+        inset = axes.inset_axes(_place(axes, series))
+        for one in series:
+            one.plot(inset)
+        _frame(inset, series, float(small[-1]), 1.15)
         inset.tick_params(labelsize=6)
         inset.locator_params(nbins=4)
         inset.xaxis.get_offset_text().set_fontsize(6)
@@ -209,24 +245,30 @@ def _landscape(result: Result) -> Figure:
     return figure
 
 
-def _against_line(axes: Axes, lrs: Array, mean: Array, error: Array) -> None:
-    """Dots with intervals, and the line from the origin through the smallest learning rate."""
-    seeds = np.isfinite(error).all()
-    axes.errorbar(
-        lrs,
-        mean,
-        yerr=error if seeds else None,
-        fmt="o",
-        ms=3.5,
-        color="#222222",
-        elinewidth=0.9,
-        capsize=2,
-        label="mean, 95 % interval" if seeds else "one seed",
-        zorder=3,
-    )
-    slope = mean[np.argmin(lrs)] / lrs.min()
-    far = 2 * lrs.max()
-    axes.plot([0, far], [0, slope * far], color="#d62728", lw=1, label="through smallest $\\eta$")
+def _frame(axes: Axes, series: Sequence[_Series], largest: float, margin: float) -> None:
+    """Room for all points up to the learning rate `largest`, and for zero."""
+    shown = [one.lrs <= largest for one in series]
+    high = max(float(np.max(one.high[here])) for one, here in zip(series, shown, strict=True))
+    low = min(float(np.min(one.low[here])) for one, here in zip(series, shown, strict=True))
+    axes.set_xlim(0, margin * largest)
+    room = (2 * margin - 1) * high
+    if low < 0:  # with momentum and reshuffling, O_FB may be negative
+        axes.set_ylim(low - 0.1 * (room - low), room)
+        axes.axhline(0, color="0.6", lw=0.6, zorder=0)
+    else:
+        axes.set_ylim(0, room)
+
+
+def _place(axes: Axes, series: Sequence[_Series]) -> tuple[float, float, float, float]:
+    """Where the inset goes: above, unless points or lines stand there."""
+    _, right = axes.get_xlim()
+    low, top = axes.get_ylim()
+    for one in series:
+        left = one.lrs < 0.6 * right
+        heights = np.maximum(one.high, one.slope * one.lrs)[left]
+        if (heights > low + 0.5 * (top - low)).any():
+            return (0.47, 0.13, 0.38, 0.38)
+    return (0.14, 0.55, 0.42, 0.4)
 
 
 def _zoom(lrs: Array) -> float:
@@ -238,7 +280,7 @@ def _zoom(lrs: Array) -> float:
 def _schedules(
     results: Sequence[Result], arms: Sequence[str], seed: int, *, rate: bool = True
 ) -> Figure:
-    figure, axes = _figure((0.9, 1.2, 1.5) if rate else (1.3, 1.7))
+    figure, axes = style.stacked((0.9, 1.2, 1.5) if rate else (1.3, 1.7))
     loss, accuracy = axes[-2:]
     for result in results:
         for arm in result.run.arms:
@@ -246,12 +288,12 @@ def _schedules(
                 continue
             index = min(seed, len(result.run.seeds) - 1)
             colour, label = _ARMS[arm]
-            style: dict[str, Any] = {"color": colour, "lw": 2.0 if arm == "adam" else 1.0}
+            look: dict[str, Any] = {"color": colour, "lw": 2.0 if arm == "adam" else 1.0}
             epoch, values = result.measured("train_loss", arm)
-            loss.plot(epoch, values[:, index], label=label, **style)
+            loss.plot(epoch, values[:, index], label=label, **look)
             for name, dashes in (("train_accuracy", "-"), ("test_accuracy", _TEST)):
                 epoch, values = result.measured(name, arm)
-                accuracy.plot(epoch, values[:, index], ls=dashes, **style)
+                accuracy.plot(epoch, values[:, index], ls=dashes, **look)
             if rate:
                 epoch, values = result.measured("lr", arm)
                 starts = np.concatenate([[0.0], epoch[:-1]])
@@ -259,7 +301,7 @@ def _schedules(
                     np.append(starts, epoch[-1]),
                     np.append(values[:, index], values[-1, index]),
                     where="post",
-                    **style,
+                    **look,
                 )
     loss.set_yscale("log")
     loss.set_ylabel("training loss $f$")
@@ -271,7 +313,7 @@ def _schedules(
         handlelength=1.5,
         fontsize=7,
     )
-    _plain_ticks(loss)
+    style.plain_ticks(loss)
     if rate:
         axes[0].set_yscale("log")
         axes[0].set_ylabel(r"$\eta$")
@@ -294,26 +336,3 @@ def _accuracy(axes: Axes) -> None:
 
 def _first(result: Result, name: str) -> Array:
     return result.column(name)[:, 0]
-
-
-def _positive(values: Array) -> Array:
-    """A gap where a logarithmic axis has no place for a value."""
-    return np.where(values > 0, values, np.nan)
-
-
-def _shades(count: int) -> list[tuple[float, float, float]]:
-    palette = matplotlib.colormaps["viridis"](np.linspace(0.02, 0.88, max(count, 2)))
-    return [(float(r), float(g), float(b)) for r, g, b, _ in palette[:count]]
-
-
-def _lighten(colour: tuple[float, float, float]) -> tuple[float, ...]:
-    return tuple(1 - 0.55 * (1 - channel) for channel in colour)
-
-
-def _plain_ticks(axes: Axes) -> None:
-    """A logarithmic axis of less than two decades, labelled in plain numbers."""
-    low, high = axes.get_ylim()
-    if high / low < 100:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())

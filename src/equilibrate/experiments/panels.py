@@ -63,8 +63,9 @@ _PRECISION = (
 )
 _TIMES = (
     "{title}, beyond the paper: epochs after which the sides of FDR1 stay within 10 % of each "
-    "other, against the learning rate, mean and 95 % interval over seeds. The line is a power law "
-    "fitted to each seed, its exponent the mean and 95 % interval of theirs."
+    "other, against the learning rate, geometric mean and 95 % interval over seeds. The line is a "
+    "power law fitted to each seed, its exponent the mean and 95 % interval of theirs. Triangles, "
+    "if any, are learning rates at which the sides of some seed had not met."
 )
 
 PANELS: Mapping[str, Panel] = MappingProxyType(

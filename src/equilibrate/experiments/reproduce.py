@@ -17,7 +17,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from equilibrate import records, report
-from equilibrate.experiments import claims, data, figures, profiles, protocols, results, runs
+from equilibrate.experiments import (
+    claims,
+    data,
+    figures,
+    profiles,
+    protocols,
+    results,
+    runs,
+    tables,
+)
 from equilibrate.experiments.claims import Claim
 from equilibrate.experiments.forecast import Forecast, spoken
 from equilibrate.experiments.panels import PANELS
@@ -27,7 +36,12 @@ from equilibrate.experiments.results import Result
 from equilibrate.experiments.runs import Diverged, RunError
 
 _NAMES = {"sgd": "SGD", "adam": "Adam", "amsgrad": "AMSGrad"}
-_COLOURS = {"holds": "green", "fails": "red", "not tested at this scale": "yellow"}
+_COLOURS = {
+    "holds": "green",
+    "fails": "red",
+    "undecided": "yellow",
+    "not tested at this scale": "yellow",
+}
 
 
 def command(
@@ -82,7 +96,7 @@ def command(
         console=console,
     )
     console.print(_terminal_table(found))
-    for name in ("records", "figures", "claims.json", "report.html"):
+    for name in ("records", "figures", "claims.json", "tables.md", "report.html"):
         console.print(f"{name:<12} {out / name}", highlight=False)
 
 
@@ -100,7 +114,7 @@ def reproduce(
     draw_only: bool = False,
     console: Console | None = None,
 ) -> list[Claim]:
-    """Make out/records, out/figures, out/claims.json and out/report.html; all panels by default.
+    """Make records, figures, claims.json, tables.md and report.html; all panels by default.
 
     Runs that several panels share are made once, and those that are there already are kept.
     """
@@ -145,8 +159,12 @@ def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
         figures.save(panel, recorded, out / "figures")
     found = claims.check(recorded)
     claims.save(found, out / "claims.json")
+    numbers = tables.numbers(recorded, tables.read_timings(out / "timings.jsonl"))
+    text = tables.markdown([tables.summary(found), *tables.of_claims(found), *numbers])
+    (out / "tables.md").write_text(text, encoding="utf-8")
     drawn = [panel for panel in drawable if (out / "figures" / f"fig{panel}.svg").exists()]
-    (out / "report.html").write_text(_page(out, found, drawn, recorded), encoding="utf-8")
+    page = _page(out, found, drawn, recorded, numbers)
+    (out / "report.html").write_text(page, encoding="utf-8")
     return found
 
 
@@ -279,12 +297,17 @@ def _terminal_table(found: Sequence[Claim]) -> Table:
 
 
 def _page(
-    out: Path, found: Sequence[Claim], panels: Sequence[str], recorded: dict[str, Result]
+    out: Path,
+    found: Sequence[Claim],
+    panels: Sequence[str],
+    recorded: dict[str, Result],
+    numbers: Sequence[report.Table],
 ) -> str:
     first = next(iter(recorded.values()))
     summary = [
         "The experiments of “Fluctuation-dissipation relations for stochastic gradient descent”, "
-        "run again: each of its figures, and each claim of its text held to what was measured.",
+        "run again: each of its figures, and each claim of its text held to what was measured. "
+        "Figures whose names begin with B, and the second table of claims, go beyond it.",
     ]
     if first.profile != "paper":
         summary.append(
@@ -304,6 +327,7 @@ def _page(
             for panel in panels
         ],
         [
+            *numbers,
             _protocol_table(list(recorded.values())),
             report.Table(
                 "Environment",
@@ -323,6 +347,8 @@ def _protocol_table(found: Sequence[Result]) -> report.Table:
         training += f"λ = {run.task.weight_decay:g}"
         if run.momentum:
             training += f", μ = {run.momentum:g}"
+        if run.sampling == "independent":
+            training += ", independent batches"
         start = f" (from the end of {run.start})" if run.start else ""
         done = int(result.epoch[-1]) if len(result.epoch) else 0
         rows.append(

@@ -30,8 +30,18 @@ class Estimate:
         """The upper end of the interval."""
         return self.mean + self.half_width
 
+    def over(self, other: Estimate) -> Estimate:
+        """The quotient of two independent means: relative errors add in squares.
 
-def estimate(values: Array) -> Estimate:
+        >>> Estimate(3.0, 0.3).over(Estimate(2.0, 0.0))
+        Estimate(mean=1.5, half_width=0.15)
+        """
+        ratio = self.mean / other.mean
+        error = math.hypot(self.half_width, ratio * other.half_width) / abs(other.mean)
+        return Estimate(ratio, error)
+
+
+def estimate(values: Array, confidence: float = CONFIDENCE) -> Estimate:
     """Student's interval: mean ± t s/√n with n − 1 degrees of freedom.
 
     >>> e = estimate(np.array([1.0, 2.0, 3.0]))
@@ -42,5 +52,5 @@ def estimate(values: Array) -> Estimate:
     mean = float(np.mean(values)) if n else math.nan
     if n < 2:
         return Estimate(mean, math.nan)
-    quantile = student_quantile(CONFIDENCE, n - 1)
+    quantile = student_quantile(confidence, n - 1)
     return Estimate(mean, quantile * float(np.std(values, ddof=1)) / math.sqrt(n))
