@@ -177,7 +177,7 @@ def _landscape(results: Results, task: str) -> Table | None:
     if len(both) == 2:
         columns.append("reshuffled − independent")
         if both[0].run.momentum:
-            columns.append("of this, by the second term (predicted)")
+            columns.append("by the second term, at most (predicted)")
     rows = []
     for lr in sorted({lr for found in treads.values() for lr in found}, reverse=True):
         cells = [f"{lr:g}"]
