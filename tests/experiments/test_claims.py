@@ -279,6 +279,21 @@ def test_precision_that_changes_nothing(tmp_path, shift, spread, verdict):
         assert found[name].error == pytest.approx(error, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("mean", "half_width", "verdict"),
+    [
+        (0.05, 0.06, True),
+        (-0.05, 0.06, True),
+        (0.05, 0.04, False),
+        (-0.05, 0.04, False),
+        (0.05, 0.16, None),
+        (0.0, math.nan, None),
+    ],
+)
+def test_agreement_needs_an_interval_that_covers_zero_and_is_narrow(mean, half_width, verdict):
+    assert findings.Agreement(0.2).decides(Estimate(mean, half_width)) is verdict
+
+
 def test_six_comparisons_share_one_chance_of_error():
     further = {"mlp-tf32", "cnn-tf32", "cnn-fp16"}
     assert further <= set(PAPER)
