@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equilibrate.experiments import claims, results, tables
+from equilibrate.experiments import claims, results, tables, timings
 from equilibrate.experiments.claims import Claim
 from equilibrate.experiments.panels import PANELS
 from equilibrate.experiments.profiles import PROFILES
@@ -36,7 +36,7 @@ def test_claims_are_those_of_the_records(recorded, published):
 
 
 def test_tables_are_those_of_the_records(recorded, published):
-    numbers = tables.numbers(recorded, tables.read_timings(PAPER / "timings.jsonl"))
+    numbers = tables.numbers(recorded, timings.load(PAPER).values())
     text = tables.markdown([tables.summary(published), *tables.of_claims(published), *numbers])
     assert (PAPER / "tables.md").read_text() == text, REDRAW
 

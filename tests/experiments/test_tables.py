@@ -1,6 +1,6 @@
 """Tables from records in which every number is known."""
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from experiments.synthetic import write
 from equilibrate.experiments import claims, findings, measures, results, tables
 from equilibrate.experiments.profiles import PROFILES, profile
 from equilibrate.experiments.statistics import estimate
+from equilibrate.experiments.timings import Timing
 from equilibrate.report import number
 
 PAPER = PROFILES["paper"].runs
@@ -31,16 +32,7 @@ PERFORMANCE = {
     "test_accuracy": performance,
     "train_accuracy": lambda *values: performance(*values) + 0.05,
 }
-TIMING = {
-    "run": "mlp-initial",
-    "replicas": 4,
-    "epochs": 100,
-    "steps_per_epoch": 600,
-    "seconds": 12.0,
-    "device": "NVIDIA H200",
-    "torch": "2.11.0",
-    "precision": "fp32",
-}
+TIMING = Timing("mlp-initial", 4, 150, 600, 21.0, "NVIDIA H200", "2.11.0", "fp32")
 
 
 def made(folder, *names, timings=(), **options):
@@ -123,14 +115,10 @@ def test_precisions_are_compared_with_single(tmp_path):
     assert f"all {findings.COMPARISONS} together" in next(iter(found))
 
 
-def test_speed_adds_up_what_was_run_in_pieces(tmp_path):
-    timings = [
-        TIMING,
-        TIMING | {"epochs": 50, "seconds": 9.0},
-        TIMING | {"run": "x", "replicas": 1},
-    ]
+def test_speed_of_each_run_and_the_time_of_all(tmp_path):
+    """90000 steps of 4 replicas in 21 s."""
+    timings = [TIMING, replace(TIMING, run="cnn-grid", seconds=60.0, precision="fp16")]
     table = made(tmp_path, timings=timings)["Speed, all measurements included"]
-    # 90000 steps of 4 replicas in 21 s
     assert table.rows[0] == (
         "mlp-initial",
         "4",
@@ -141,15 +129,8 @@ def test_speed_adds_up_what_was_run_in_pieces(tmp_path):
         "58.3",
         "NVIDIA H200, torch 2.11.0",
     )
-    assert table.rows[1][6] == "200.0"
-    assert table.rows[2][4] == "33.0 s"
-
-
-def test_timings_are_read_from_lines(tmp_path):
-    path = tmp_path / "timings.jsonl"
-    assert tables.read_timings(path) == []
-    path.write_text(json.dumps(TIMING) + "\n" + json.dumps(TIMING) + "\n")
-    assert tables.read_timings(path) == [TIMING, TIMING]
+    assert (table.rows[1][0], table.rows[1][3]) == ("cnn-grid", "half")
+    assert (table.rows[2][0], table.rows[2][4]) == ("all", "1 min 21 s")
 
 
 def test_what_is_missing_is_said(tmp_path):

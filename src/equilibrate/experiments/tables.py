@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,11 +12,10 @@ from equilibrate.experiments.claims import Claim
 from equilibrate.experiments.measures import END
 from equilibrate.experiments.results import Array, Result, Tread
 from equilibrate.experiments.statistics import Estimate, estimate
+from equilibrate.experiments.timings import Timing
 from equilibrate.report import Table, number
 
 Results = Mapping[str, Result]
-Timing = Mapping[str, Any]
-"""run, replicas, epochs, steps_per_epoch, seconds, device, torch and precision of what was run."""
 
 _ARMS = {
     "preset": "preset, η/10 for each quarter",
@@ -30,7 +26,7 @@ _ARMS = {
 }
 
 
-def numbers(results: Results, timings: Sequence[Timing] = ()) -> list[Table]:
+def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
     """Every table for which there are records, in the order of the figures."""
     tasks = ("mlp", "cnn")
     found = [table(results, task) for table in (_equilibration, _landscape) for task in tasks]
@@ -118,12 +114,6 @@ def markdown(tables: Iterable[Table]) -> str:
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def read_timings(path: Path | str) -> list[Timing]:
-    """What the runs took, a JSON object on each line; none where the file is not there."""
-    path = Path(path)
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _heading(text: str, *results: Result) -> str:
@@ -282,31 +272,23 @@ def _difference(single: Tread | None, tread: Tread, quantity: findings.Quantity)
     return "–" if single is None else _text(findings.paired(single, tread, quantity))
 
 
-def _speed(timings: Sequence[Timing]) -> Table:
-    """Runs that were made in pieces are summed; all that they do is in their time."""
-    pieces: dict[tuple[str, ...], list[Timing]] = {}
+def _speed(timings: Iterable[Timing]) -> Table:
+    rows, total = [], 0.0
     for timing in timings:
-        key = tuple(timing[name] for name in ("run", "precision", "device", "torch"))
-        pieces.setdefault(key, []).append(timing)
-    rows = []
-    for (run, precision, device, version), mine in pieces.items():
-        seconds = sum(piece["seconds"] for piece in mine)
-        steps = sum(piece["epochs"] * piece["steps_per_epoch"] for piece in mine)
-        replicas = mine[0]["replicas"]
+        total += timing.seconds
         rows.append(
             (
-                run,
-                f"{replicas}",
-                f"{sum(piece['epochs'] for piece in mine)}",
-                measures.PRECISIONS[precision],
-                _clock(seconds),
-                f"{steps / seconds:.0f}",
-                f"{1e6 * seconds / steps / replicas:.1f}",
-                f"{device}, torch {version}",
+                timing.run,
+                f"{timing.replicas}",
+                f"{timing.epochs}",
+                measures.PRECISIONS[timing.precision],
+                _clock(timing.seconds),
+                f"{timing.steps_per_second:.0f}",
+                f"{timing.replica_step_microseconds:.1f}",
+                f"{timing.device}, torch {timing.torch}",
             )
         )
     if rows:
-        total = sum(timing["seconds"] for timing in timings)
         rows.append(("all", "", "", "", _clock(total), "", "", ""))
     columns = ("Run", "replicas", "epochs", "precision", "wall time", "steps/s", "µs/replica-step")
     return Table("Speed, all measurements included", (*columns, "on"), rows)
