@@ -98,6 +98,15 @@ def test_equilibration_by_learning_rate(tmp_path):
     ]
 
 
+def test_residuals_with_independent_batches_stand_beside_the_others(tmp_path):
+    found = made(tmp_path, "mlp-sequence", "mlp-unbiased")
+    (table,) = [table for name, table in found.items() if name.startswith("Equil")]
+    last = 1e-4 / 300  # apart after 300 epochs, in all seeds
+    assert [row[3] for row in table.rows] == [
+        number(last / lr, 0.0) for lr in (0.05, 0.02, 0.01, 0.005, 0.003)
+    ]
+
+
 def test_a_grid_is_two_tables(tmp_path):
     found = made(tmp_path, "cnn-grid")
     table = found["Final test accuracy (%) over X and Y, CNN on CIFAR-10"]
@@ -148,7 +157,7 @@ def test_a_run_that_has_just_begun_gives_tables(tmp_path, name):
 
 def test_claims_as_tables():
     paper, ours = tables.of_claims(claims.check({}))
-    assert (len(paper.rows), len(ours.rows)) == (19, 10)
+    assert (len(paper.rows), len(ours.rows)) == (19, 12)
     assert paper.rows[0][-1] == "not tested at this scale (not run: mlp-initial)"
     short = tables.summary(claims.check({}))
     assert {text for row in short.rows for text in row[2:]} == {"not run", "–"}

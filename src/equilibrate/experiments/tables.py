@@ -136,23 +136,30 @@ def _percent(values: Array) -> str:
 
 
 def _equilibration(results: Results, task: str) -> Table | None:
-    result = results.get(f"{task}-sequence")
+    result, independent = results.get(f"{task}-sequence"), results.get(f"{task}-unbiased")
     if result is None:
         return None
     treads = measures.finished(result)
     fit = measures.relaxation_power(treads)
     power = "" if fit is None else f", time ∝ η^({_text(estimate(fit[0]))})"
-    rows = []
-    for tread in treads:
-        times = measures.meeting_times(tread)
-        if np.isnan(times).any():
-            met = f"{np.isnan(times).sum()} of {len(times)} seeds longer than {tread.epochs}"
-        else:
-            mean, low, high = measures.geometric(times)
-            met = f"{mean:.3g}" + ("" if math.isnan(low) else f" ({low:.3g} to {high:.3g})")
-        rows.append((f"{tread.lr:g}", _text(estimate(measures.residual(tread))), met))
-    columns = ("η", "L̄/R̄ − 1 at the end", "epochs until it stays within ± 0.1")
-    return Table(_heading(f"Equilibration, {result.run.task.title}{power}", result), columns, rows)
+    columns = ["η", "L̄/R̄ − 1 at the end", "epochs until it stays within ± 0.1"]
+    rows = [[f"{t.lr:g}", _text(estimate(measures.residual(t))), _meeting_time(t)] for t in treads]
+    if independent is not None:
+        columns.append("L̄/R̄ − 1, independent batches")
+        others = {tread.lr: tread for tread in measures.finished(independent)}
+        for tread, row in zip(treads, rows, strict=True):
+            other = others.get(tread.lr)
+            row.append("–" if other is None else _text(estimate(measures.residual(other))))
+    there = [r for r in (result, independent) if r is not None]
+    return Table(_heading(f"Equilibration, {result.run.task.title}{power}", *there), columns, rows)
+
+
+def _meeting_time(tread: Tread) -> str:
+    times = measures.meeting_times(tread)
+    if np.isnan(times).any():
+        return f"{np.isnan(times).sum()} of {len(times)} seeds longer than {tread.epochs}"
+    mean, low, high = measures.geometric(times)
+    return f"{mean:.3g}" + ("" if math.isnan(low) else f" ({low:.3g} to {high:.3g})")
 
 
 def _landscape(results: Results, task: str) -> Table | None:
