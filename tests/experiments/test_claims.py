@@ -32,8 +32,10 @@ IDS = [
     ("S1b", "amsgrad-beats-adam-cnn"),
     ("S2", "eager-faster-cnn"),
     ("S2", "eager-ends-lower-cnn"),
+    ("3a", "unbiased-meet-mlp"),
     ("3a", "shuffling-lowers-mlp"),
     ("3a", "unbiased-linear-mlp"),
+    ("3b", "unbiased-meet-cnn"),
     ("3b", "shuffling-lowers-cnn"),
     ("3b", "unbiased-bent-cnn"),
     ("B1a", "grid-comparable-mlp"),
@@ -78,7 +80,7 @@ def test_without_records_nothing_is_tested(tmp_path):
     found = claims.check({})
     assert [(claim.figure, claim.id) for claim in found] == IDS
     assert {claim.verdict for claim in found} == {"not tested at this scale"}
-    assert [claim.ours for claim in found] == [False] * 19 + [True] * 10
+    assert [claim.ours for claim in found] == [False] * 19 + [True] * 12
     assert found[0].remark == "not run: mlp-initial"
     claims.save(found, tmp_path / "claims.json")
     keys = "id figure statement measured error bound why verdict remark ours"
@@ -98,10 +100,10 @@ def test_without_records_nothing_is_tested(tmp_path):
     ],
 )
 def test_sides_that_meet(tmp_path, residual, spread, verdict):
-    for name in ("mlp-initial", "mlp-sequence"):
+    for name in ("mlp-initial", "mlp-sequence", "mlp-unbiased"):
         sides(PAPER[name], tmp_path, residual, spread)
     found = verdicts(tmp_path)
-    for name in ("initial-meet-mlp", "sequence-meet-mlp"):
+    for name in ("initial-meet-mlp", "sequence-meet-mlp", "unbiased-meet-mlp"):
         assert found[name].verdict == verdict
         assert found[name].measured == pytest.approx(residual, abs=0.02)
         assert found[name].error is not None
@@ -277,6 +279,21 @@ def test_precision_that_changes_nothing(tmp_path, shift, spread, verdict):
         # Student's t with 15 degrees of freedom at 1 − 0.05/6, two-sided
         error = 3.0363 * spread * unit * math.sqrt(16 / 15) / 4
         assert found[name].error == pytest.approx(error, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mean", "half_width", "verdict"),
+    [
+        (0.05, 0.06, True),
+        (-0.05, 0.06, True),
+        (0.05, 0.04, False),
+        (-0.05, 0.04, False),
+        (0.05, 0.16, None),
+        (0.0, math.nan, None),
+    ],
+)
+def test_agreement_needs_an_interval_that_covers_zero_and_is_narrow(mean, half_width, verdict):
+    assert findings.Agreement(0.2).decides(Estimate(mean, half_width)) is verdict
 
 
 def test_six_comparisons_share_one_chance_of_error():

@@ -108,7 +108,9 @@ def test_independent_batches_stand_beside_the_reshuffled(whole):
     figure = figures.draw("3a", whole)
     shuffled, independent = figure.axes[0].containers
     assert points(shuffled)[0] == pytest.approx(1.15 * np.array([0.003, 0.005, 0.01, 0.02, 0.05]))
-    assert points(independent)[0] == pytest.approx(1.1 * np.array([0.003, 0.005, 0.01, 0.02, 0.05]))
+    seeds = np.array(whole["mlp-unbiased"].run.seeds)
+    expected = (1 + 0.1 * (seeds % 4)).mean() * np.array([0.003, 0.005, 0.01, 0.02, 0.05])
+    assert points(independent)[0] == pytest.approx(expected)
     assert independent.lines[0].get_markerfacecolor() == "none"  # type: ignore[attr-defined]
     words = texts(figure)
     assert "reshuffled batches, 95 % interval" in words
@@ -201,7 +203,7 @@ def begun(tmp_path_factory):
 def test_a_run_that_has_just_begun_is_drawn(panel, begun):
     figure = figures.draw(panel, begun)
     assert " of " in texts(figure)
-    if panel[0] == "3":
+    if panel in ("3a", "B3a"):
         assert "no learning rate is finished" in texts(figure)
 
 

@@ -21,14 +21,14 @@ PAPERS_SETTINGS = ((0.01, 0.1), (0.1, 0.3))
 
 def grid(results: Sequence[Result]) -> Figure:
     """Final test accuracy and the epoch of arrival at it, over X and Y."""
-    figure, (final, epochs) = style.side_by_side(2, 2.7)
+    figure, (final, epochs) = style.stacked((1.7, 1.7))
     found = measures.grid(results[0])
     error = measures.sampling_error(float(found.accuracy.mean()), results[0].run.task.data)
     _heat_map(final, found, 100 * found.accuracy, 2 if error < 0.0025 else 1, "Blues")
     final.set_title("final test accuracy (%)")
     _heat_map(epochs, found, found.arrival, 0, "Oranges")
     epochs.set_title("epochs until it stays there")
-    final.set_ylabel("threshold $X$")
+    epochs.set_xlabel("decrease $Y$")
     return figure
 
 
@@ -36,7 +36,7 @@ def _heat_map(axes: Axes, grid: measures.Grid, values: Array, places: int, colou
     """A cell for each X and Y with its number in it."""
     low, high = np.nanmin(values), np.nanmax(values)
     depth = 0.05 + 0.5 * (values - low) / ((high - low) or 1)  # ink is to be seen on all of them
-    axes.imshow(matplotlib.colormaps[colours](np.nan_to_num(depth)), origin="lower")
+    axes.imshow(matplotlib.colormaps[colours](np.nan_to_num(depth)), origin="lower", aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         text = f"{value:.{places}f}" if np.isfinite(value) else "never"
         axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
@@ -45,7 +45,7 @@ def _heat_map(axes: Axes, grid: measures.Grid, values: Array, places: int, colou
         axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, ec="#222222", lw=1.5))
     axes.set_xticks(range(len(grid.decreases)), [f"{y:g}" for y in grid.decreases])
     axes.set_yticks(range(len(grid.tolerances)), [f"{x:g}" for x in grid.tolerances])
-    axes.set_xlabel("decrease $Y$")
+    axes.set_ylabel("threshold $X$")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 

@@ -110,7 +110,8 @@ def reshuffled_product(momentum: float, batches: int) -> float:
 
         [1 − (1−μ^M)/(M(1−μ))] / ((1−μ)(M−1))
 
-    on average over the epoch. With independent batches it is zero.
+    on average over the epoch, for modes that are slower than it; for faster ones it is less. With
+    independent batches it is zero.
 
     >>> print(f"{reshuffled_product(0.9, batches=500):.5f}")
     0.01964
@@ -120,7 +121,7 @@ def reshuffled_product(momentum: float, batches: int) -> float:
 
 
 def reshuffling_offset(tread: Tread) -> float:
-    """What reshuffling takes from the second term of O_FB: −μ⟨v·ξ⟩, at whatever η.
+    """What reshuffling takes at most from the second term of O_FB: −μ⟨v·ξ⟩, all modes being slow.
 
     Tr C is 2(1−μ)R̄/η to lowest order in η.
     """

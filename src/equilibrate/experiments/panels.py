@@ -53,7 +53,7 @@ _EAGER = (
 )
 _GRID = (
     "{title}, beyond the paper: the adaptive schedule for a grid of thresholds X and decreases Y, "
-    "one seed each. Left, the final test accuracy; right, the epoch from which the accuracy stays "
+    "one seed each. Above, the final test accuracy; below, the epoch from which the accuracy stays "
     "within two sampling errors of it. Frames mark the paper's two settings."
 )
 _PRECISION = (

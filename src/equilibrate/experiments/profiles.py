@@ -253,7 +253,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     sequence_seeds=4,
                     unbiased=_each((lr for lr, _ in _QUICK_MLP_SEQUENCE.treads), 150),
                     unbiased_seeds=3,
-                    grid=100,
+                    grid=240,
                 ),
                 _Size(
                     Task("cnn", "digits-cnn", "digits", "CNN on digits", 25, weight_decay=0.05),

@@ -26,6 +26,7 @@ from equilibrate.experiments import (
     results,
     runs,
     tables,
+    timings,
 )
 from equilibrate.experiments.claims import Claim
 from equilibrate.experiments.forecast import Forecast, spoken
@@ -159,7 +160,7 @@ def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
         figures.save(panel, recorded, out / "figures")
     found = claims.check(recorded)
     claims.save(found, out / "claims.json")
-    numbers = tables.numbers(recorded, tables.read_timings(out / "timings.jsonl"))
+    numbers = tables.numbers(recorded, timings.load(out).values())
     text = tables.markdown([tables.summary(found), *tables.of_claims(found), *numbers])
     (out / "tables.md").write_text(text, encoding="utf-8")
     drawn = [panel for panel in drawable if (out / "figures" / f"fig{panel}.svg").exists()]

@@ -127,6 +127,17 @@ def _beyond(task: str, precisions: Sequence[str]) -> list[Statement]:
     together = f"its interval covers 0, at 95 % for all {COMPARISONS} comparisons together"
     return [
         Statement(
+            f"unbiased-meet-{task}",
+            f"3{letter}",
+            "{title}: L̄ and R̄ agree at every η with independent batches too.",
+            (f"{task}-unbiased",),
+            f"|L̄/R̄ − 1| < {MEETING:g} at the end, at the η where it is largest",
+            "Where they do not, O_FB with independent batches is not that of a stationary state.",
+            findings.meets,
+            general=True,
+            ours=True,
+        ),
+        Statement(
             f"shuffling-lowers-{task}",
             f"3{letter}",
             "{title}: reshuffled epochs lower O_FB at small learning rates.",

@@ -44,13 +44,6 @@ def stacked(rows: Sequence[float]) -> tuple[Figure, list[Axes]]:
     return figure, list(axes[:, 0])
 
 
-def side_by_side(columns: int, height: float) -> tuple[Figure, list[Axes]]:
-    """Axes beside each other, in half as much again of the usual width."""
-    figure = Figure(figsize=(1.5 * WIDTH, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
-
-
 def positive(values: Array) -> Array:
     """A gap where a logarithmic axis has no place for a value."""
     return np.where(values > 0, values, np.nan)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,11 +12,10 @@ from equilibrate.experiments.claims import Claim
 from equilibrate.experiments.measures import END
 from equilibrate.experiments.results import Array, Result, Tread
 from equilibrate.experiments.statistics import Estimate, estimate
+from equilibrate.experiments.timings import Timing
 from equilibrate.report import Table, number
 
 Results = Mapping[str, Result]
-Timing = Mapping[str, Any]
-"""run, replicas, epochs, steps_per_epoch, seconds, device, torch and precision of what was run."""
 
 _ARMS = {
     "preset": "preset, η/10 for each quarter",
@@ -30,7 +26,7 @@ _ARMS = {
 }
 
 
-def numbers(results: Results, timings: Sequence[Timing] = ()) -> list[Table]:
+def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
     """Every table for which there are records, in the order of the figures."""
     tasks = ("mlp", "cnn")
     found = [table(results, task) for table in (_equilibration, _landscape) for task in tasks]
@@ -120,12 +116,6 @@ def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def read_timings(path: Path | str) -> list[Timing]:
-    """What the runs took, a JSON object on each line; none where the file is not there."""
-    path = Path(path)
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def _heading(text: str, *results: Result) -> str:
     missing = [f"{r.run.name}: {shortfall}" for r in results if (shortfall := r.shortfall)]
     return text + (f" (incomplete – {'; '.join(missing)})" if missing else "")
@@ -146,23 +136,30 @@ def _percent(values: Array) -> str:
 
 
 def _equilibration(results: Results, task: str) -> Table | None:
-    result = results.get(f"{task}-sequence")
+    result, independent = results.get(f"{task}-sequence"), results.get(f"{task}-unbiased")
     if result is None:
         return None
     treads = measures.finished(result)
     fit = measures.relaxation_power(treads)
     power = "" if fit is None else f", time ∝ η^({_text(estimate(fit[0]))})"
-    rows = []
-    for tread in treads:
-        times = measures.meeting_times(tread)
-        if np.isnan(times).any():
-            met = f"{np.isnan(times).sum()} of {len(times)} seeds longer than {tread.epochs}"
-        else:
-            mean, low, high = measures.geometric(times)
-            met = f"{mean:.3g}" + ("" if math.isnan(low) else f" ({low:.3g} to {high:.3g})")
-        rows.append((f"{tread.lr:g}", _text(estimate(measures.residual(tread))), met))
-    columns = ("η", "L̄/R̄ − 1 at the end", "epochs until it stays within ± 0.1")
-    return Table(_heading(f"Equilibration, {result.run.task.title}{power}", result), columns, rows)
+    columns = ["η", "L̄/R̄ − 1 at the end", "epochs until it stays within ± 0.1"]
+    rows = [[f"{t.lr:g}", _text(estimate(measures.residual(t))), _meeting_time(t)] for t in treads]
+    if independent is not None:
+        columns.append("L̄/R̄ − 1, independent batches")
+        others = {tread.lr: tread for tread in measures.finished(independent)}
+        for tread, row in zip(treads, rows, strict=True):
+            other = others.get(tread.lr)
+            row.append("–" if other is None else _text(estimate(measures.residual(other))))
+    there = [r for r in (result, independent) if r is not None]
+    return Table(_heading(f"Equilibration, {result.run.task.title}{power}", *there), columns, rows)
+
+
+def _meeting_time(tread: Tread) -> str:
+    times = measures.meeting_times(tread)
+    if np.isnan(times).any():
+        return f"{np.isnan(times).sum()} of {len(times)} seeds longer than {tread.epochs}"
+    mean, low, high = measures.geometric(times)
+    return f"{mean:.3g}" + ("" if math.isnan(low) else f" ({low:.3g} to {high:.3g})")
 
 
 def _landscape(results: Results, task: str) -> Table | None:
@@ -177,7 +174,7 @@ def _landscape(results: Results, task: str) -> Table | None:
     if len(both) == 2:
         columns.append("reshuffled − independent")
         if both[0].run.momentum:
-            columns.append("of this, by the second term (predicted)")
+            columns.append("by the second term, at most (predicted)")
     rows = []
     for lr in sorted({lr for found in treads.values() for lr in found}, reverse=True):
         cells = [f"{lr:g}"]
@@ -282,31 +279,23 @@ def _difference(single: Tread | None, tread: Tread, quantity: findings.Quantity)
     return "–" if single is None else _text(findings.paired(single, tread, quantity))
 
 
-def _speed(timings: Sequence[Timing]) -> Table:
-    """Runs that were made in pieces are summed; all that they do is in their time."""
-    pieces: dict[tuple[str, ...], list[Timing]] = {}
+def _speed(timings: Iterable[Timing]) -> Table:
+    rows, total = [], 0.0
     for timing in timings:
-        key = tuple(timing[name] for name in ("run", "precision", "device", "torch"))
-        pieces.setdefault(key, []).append(timing)
-    rows = []
-    for (run, precision, device, version), mine in pieces.items():
-        seconds = sum(piece["seconds"] for piece in mine)
-        steps = sum(piece["epochs"] * piece["steps_per_epoch"] for piece in mine)
-        replicas = mine[0]["replicas"]
+        total += timing.seconds
         rows.append(
             (
-                run,
-                f"{replicas}",
-                f"{sum(piece['epochs'] for piece in mine)}",
-                measures.PRECISIONS[precision],
-                _clock(seconds),
-                f"{steps / seconds:.0f}",
-                f"{1e6 * seconds / steps / replicas:.1f}",
-                f"{device}, torch {version}",
+                timing.run,
+                f"{timing.replicas}",
+                f"{timing.epochs}",
+                measures.PRECISIONS[timing.precision],
+                _clock(timing.seconds),
+                f"{timing.steps_per_second:.0f}",
+                f"{timing.replica_step_microseconds:.1f}",
+                f"{timing.device}, torch {timing.torch}",
             )
         )
     if rows:
-        total = sum(timing["seconds"] for timing in timings)
         rows.append(("all", "", "", "", _clock(total), "", "", ""))
     columns = ("Run", "replicas", "epochs", "precision", "wall time", "steps/s", "µs/replica-step")
     return Table("Speed, all measurements included", (*columns, "on"), rows)
