@@ -158,10 +158,11 @@ class _Trainer:
     ) -> None:
         self.run = run
         schedules = [run.arms[arm] for arm, _ in run.replicas]
+        # The very same tensors are trained on and evaluated, so that they are laid out once.
+        self._train = data.train_images.to(device), data.train_labels.to(device)
         self.ensemble = Ensemble(
             start,
-            data.train_images,
-            data.train_labels,
+            *self._train,
             seeds=[seed for _, seed in run.replicas],
             lr=[s.lr_at(0) if isinstance(s, Stairs) else s.lr for s in schedules],
             batch_size=run.task.batch_size,
@@ -170,8 +171,8 @@ class _Trainer:
             algorithm=run.algorithm,
             sampling=run.sampling,
             device=device,
+            precision=run.precision,
         )
-        self._train = data.train_images.to(device), data.train_labels.to(device)
         self._test = data.test_images.to(device), data.test_labels.to(device)
         replicas = len(run.replicas)
         self._early = HalfRunningMean((replicas, len(Averages._fields)))
