@@ -59,7 +59,7 @@ def forward_tile(g: Geometry, precision: str) -> Tile:
         if small:
             return Tile(m=64, k=64, warps=4, stages=4)
         if g.patch <= 192:
-            return Tile(m=128, k=32, warps=4, stages=4)
+            return Tile(m=128, k=32, warps=4, stages=4, vector=4)
         large = g.replicas * g.pooled >= 512 * CHIP
         return Tile(m=128, k=32 if large else 64, warps=4, stages=3)
     if precision != "tf32" or small:
@@ -74,7 +74,7 @@ def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
     any width in any order; the newer ones want 32-bit operands transposed, and a slow fence then.
     """
     if precision == "fp16" and g.patch <= 256 and g.outputs <= 16:
-        tile, programs = Tile(m=64, k=256, warps=8, stages=5), CHIP
+        tile, programs = Tile(m=64, k=256, warps=8, stages=5, vector=4), CHIP
     elif precision == "fp16":
         tile, programs = Tile(m=64, k=128, warps=4, stages=3), 2 * CHIP
     elif precision == "tf32":
