@@ -98,8 +98,9 @@ def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
         figure.axes[0].set_title(title, loc="left")
     figure.align_ylabels()
     missing = dict.fromkeys(f"{r.run.name}: {s}" for r in results if (s := r.shortfall))
-    if missing:
-        figure.supxlabel("incomplete – " + "; ".join(missing), fontsize=6.5, color="#b00020")
+    if missing:  # below, a legend would lie on it
+        place = figure.supxlabel if panel.startswith("B1") else figure.suptitle
+        place("incomplete – " + "; ".join(missing), fontsize=6.5, color="#b00020")
 
 
 def _initial(result: Result) -> Figure:
@@ -272,9 +273,8 @@ def _place(axes: Axes, series: Sequence[_Series]) -> tuple[float, float, float, 
 
 
 def _zoom(lrs: Array) -> float:
-    """Up to where the inset shows: five times the smallest, or the third smallest."""
-    ordered = np.sort(lrs)
-    return max(5 * ordered[0], ordered[min(2, len(ordered) - 1)])
+    """Up to where the inset shows: the smaller half of the learning rates."""
+    return float(np.sort(lrs)[(len(lrs) - 1) // 2])
 
 
 def _schedules(

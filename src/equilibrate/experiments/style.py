@@ -64,6 +64,7 @@ def plain_ticks(axes: Axes) -> None:
     """A logarithmic axis of less than two decades, labelled in plain numbers."""
     low, high = axes.get_ylim()
     if high / low < 100:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        few, many = (1.0, 2.0, 5.0), (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+        axes.yaxis.set_major_locator(LogLocator(subs=few if high / low > 6 else many))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
