@@ -329,11 +329,23 @@ def test_how_long_it_took_is_noted_across_kills(tmp_path, digits):
 def test_a_checkpoint_does_not_grow_with_the_steps(tmp_path, digits):
     """It travels between machines, so it must stay near parameters and velocity."""
     execute(INITIAL, tmp_path, digits)
-    sizes = []
-    for epochs in (12, 120):
-        run = replace(SEQUENCE, arms={"sequence": Stairs(((0.05, epochs),))}, full_epochs=0)
-        folder = tmp_path / str(epochs)
-        execute(INITIAL, folder, digits)
-        execute(run, folder, digits)
-        sizes.append(runs.checkpoint_path(folder, "sequence").stat().st_size)
-    assert sizes[1] - sizes[0] < 108 * 2 * (2 * 4 + 1) * 8  # two sums an epoch and (∇f)²
+    run = replace(SEQUENCE, arms={"sequence": Stairs(((0.05, 130),))}, full_epochs=0)
+    path = runs.checkpoint_path(tmp_path, "sequence")
+    sizes = {}
+
+    def stop(epoch):
+        if path.exists():
+            sizes[epoch] = path.stat().st_size
+        if epoch == 121:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, tmp_path, digits, checkpoint_seconds=0, progress=stop)
+    assert sizes[121] - sizes[13] < 108 * 2 * (2 * 4 + 1) * 8  # two sums an epoch and (∇f)²
+
+
+def test_of_a_finished_run_only_its_end_is_kept(tmp_path, digits):
+    execute(INITIAL, tmp_path, digits)
+    path = runs.checkpoint_path(tmp_path, "initial")
+    model = sum(tensor.nbytes for tensor in torch.load(path)["first"].values())
+    assert path.stat().st_size < model + 4000

@@ -120,9 +120,10 @@ def _save(path: Path, trainer: _Trainer, rows: int, seconds: float) -> None:
         "epoch": trainer.epoch,
         "rows": rows,
         "seconds": seconds,
-        "trainer": trainer.state_dict(),
         "first": trainer.ensemble.module(0).state_dict(),
     }
+    if trainer.epoch < trainer.run.epochs:  # a finished run is only started from
+        state["trainer"] = trainer.state_dict()
     try:
         checkpoints.save(path, state)
     except (OSError, RuntimeError) as error:
