@@ -35,10 +35,14 @@ def _subsets(rng: np.random.Generator, examples: int, subsets: int, size: int) -
     Renaming the examples does not change how this goes, so no subset is preferred to another.
     """
     drawn = rng.integers(examples, size=(subsets, size))
-    while True:
-        order = drawn.argsort(axis=1, kind="stable")
-        ranked = np.take_along_axis(drawn, order, axis=1)
+    ranked = np.sort(drawn.astype(np.int32), axis=1)  # several times as fast as in 64 bits
+    suspects = np.flatnonzero((ranked[:, 1:] == ranked[:, :-1]).any(1))  # few, in large data
+    while len(suspects):
+        some = drawn[suspects]
+        order = some.argsort(axis=1, kind="stable")
+        ranked = np.take_along_axis(some, order, axis=1)
         row, column = np.nonzero(ranked[:, 1:] == ranked[:, :-1])
-        if not len(row):
-            return drawn
-        drawn[row, order[row, column + 1]] = rng.integers(examples, size=len(row))
+        some[row, order[row, column + 1]] = rng.integers(examples, size=len(row))
+        drawn[suspects] = some
+        suspects = suspects[np.unique(row)]
+    return drawn
