@@ -213,6 +213,18 @@ def test_shuffling_that_lowers(tmp_path, task, factor, verdict):
     assert claim.measured == pytest.approx(factor - 1, abs=0.005)
 
 
+def test_shuffling_is_judged_at_the_rates_that_both_have(tmp_path):
+    """The sequence has not come to 0.005 and 0.003, where O_FB/η is a hundred times as large."""
+    sides(PAPER["mlp-sequence"], tmp_path, upto=1500)
+    rates = {"landscape": lambda time, lr, arm, seed: lr * (100 if lr < 0.01 else 1)}
+    sides(PAPER["mlp-unbiased"], tmp_path, columns=rates)
+    claim = verdicts(tmp_path)["shuffling-lowers-mlp"]
+    assert claim.verdict == "not tested at this scale"
+    assert claim.measured == pytest.approx(0.0, abs=0.005)
+    sides(PAPER["mlp-sequence"], tmp_path, upto=1000)
+    assert verdicts(tmp_path)["shuffling-lowers-mlp"].measured is None  # only two in common
+
+
 def test_shuffling_that_may_lower_or_raise_is_left_open(tmp_path):
     spread = {"landscape": lambda time, lr, arm, seed: 0.95 * lr * (1 + noise(seed, 0.1))}
     sides(PAPER["mlp-sequence"], tmp_path, columns=spread)
@@ -279,6 +291,25 @@ def test_precision_that_changes_nothing(tmp_path, shift, spread, verdict):
         # Student's t with 15 degrees of freedom at 1 − 0.05/6, two-sided
         error = 3.0363 * spread * unit * math.sqrt(16 / 15) / 4
         assert found[name].error == pytest.approx(error, rel=1e-3)
+
+
+def test_differences_are_those_of_the_seeds_that_both_runs_have(tmp_path):
+    """Accuracies and sides differ by seed alone, so that every paired difference is zero."""
+    accuracy = {"test_accuracy": lambda time, lr, arm, seed: 0.5 + 0.01 * seed}
+    write(PAPER["mlp-schedules"], tmp_path, accuracy)
+    write(PAPER["mlp-amsgrad"].part(2, 3), tmp_path, accuracy)
+    columns = {
+        "left": lambda time, lr, arm, seed: seed,
+        "right": lambda *_: 1.0,
+        "landscape": lambda time, lr, arm, seed: seed,
+    }
+    write(PAPER["mlp-fp32"].part(304, 315), tmp_path, columns)
+    write(PAPER["mlp-tf32"].part(300, 307), tmp_path, columns)
+    found = verdicts(tmp_path)
+    for name in ("adaptive-beats-amsgrad", "precision-residual", "precision-landscape"):
+        claim = found[f"{name}-mlp"]
+        assert (claim.measured, claim.error) == (0.0, 0.0)
+        assert claim.verdict == "not tested at this scale"
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,16 @@ def test_independent_batches_stand_beside_the_reshuffled(whole):
     assert "independent batches, 95 % interval" in words
 
 
+def test_a_sequence_that_has_only_begun_stands_beside_all_independent_batches(tmp_path):
+    """None of its points lies in the inset, which enlarges small learning rates."""
+    plan = profile("paper").runs
+    write(plan["mlp-unbiased"], tmp_path, COLUMNS["landscape"])
+    write(plan["mlp-sequence"], tmp_path, COLUMNS["landscape"], upto=500)
+    main = figures.draw("3a", results.load(tmp_path / "records")).axes[0]
+    assert [len(points(bars)[0]) for bars in main.containers] == [1, 5]
+    assert len(main.child_axes) == 1
+
+
 def test_a_landscape_below_zero_is_shown(tmp_path):
     columns = COLUMNS["landscape"] | {"landscape": lambda time, lr, arm, seed: lr - 0.002}
     write(profile("paper").runs["cnn-sequence"], tmp_path, columns)

@@ -155,6 +155,24 @@ def test_a_run_that_has_just_begun_gives_tables(tmp_path, name):
     tables.numbers(results.load(tmp_path / "records"))
 
 
+@pytest.mark.parametrize("name", [*PAPER])
+def test_a_record_without_rows_gives_no_tables(tmp_path, name):
+    """A kill before the first epoch leaves the head alone."""
+    write(PAPER[name], tmp_path, {}, upto=0)
+    assert tables.numbers(results.load(tmp_path / "records")) == []
+
+
+def test_precisions_in_parts_are_compared_by_the_seeds_they_share(tmp_path):
+    write(PAPER["cnn-fp32"], tmp_path, landscape())
+    write(PAPER["cnn-tf32"].part(304, 307), tmp_path, landscape())
+    (table,) = [
+        table
+        for table in tables.numbers(results.load(tmp_path / "records"))
+        if table.heading.startswith("Precision")
+    ]
+    assert [row[5] for row in table.rows] == ["–", "0"]
+
+
 def test_claims_as_tables():
     paper, ours = tables.of_claims(claims.check({}))
     assert (len(paper.rows), len(ours.rows)) == (19, 12)

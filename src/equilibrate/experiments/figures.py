@@ -248,9 +248,8 @@ def _landscape(results: Sequence[Result]) -> Figure:
 
 def _frame(axes: Axes, series: Sequence[_Series], largest: float, margin: float) -> None:
     """Room for all points up to the learning rate `largest`, and for zero."""
-    shown = [one.lrs <= largest for one in series]
-    high = max(float(np.max(one.high[here])) for one, here in zip(series, shown, strict=True))
-    low = min(float(np.min(one.low[here])) for one, here in zip(series, shown, strict=True))
+    high = max(float(value) for one in series for value in one.high[one.lrs <= largest])
+    low = min(float(value) for one in series for value in one.low[one.lrs <= largest])
     axes.set_xlim(0, margin * largest)
     room = (2 * margin - 1) * high
     if low < 0:  # with momentum and reshuffling, O_FB may be negative

@@ -120,13 +120,14 @@ def bent_at(lr: float) -> Callable[[Result], Finding | None]:
 
 def lowered(shuffled: Result, independent: Result) -> Finding | None:
     """O_FB/η with reshuffled batches over that with independent ones, less one, at small η."""
-    means = []
-    for result in (shuffled, independent):
-        lrs, values = measures.landscape(result)
-        if len(lrs) < 3:
-            return None
-        means.append(estimate((values[:3] / lrs[:3, None]).mean(0)))
-    quotient = means[0].over(means[1])
+    both = [measures.landscape(result) for result in (shuffled, independent)]
+    common = np.intersect1d(*(lrs for lrs, _ in both))[:3]
+    if len(common) < 3:
+        return None
+    first, second = (
+        estimate((values[np.isin(lrs, common)] / common[:, None]).mean(0)) for lrs, values in both
+    )
+    quotient = first.over(second)
     return Finding(Estimate(quotient.mean - 1, quotient.half_width), Inside(high=0.0))
 
 
@@ -139,10 +140,11 @@ def difference(
     """
 
     def measure(*results: Result) -> Finding | None:
-        a = measures.accuracy(results[first[0]], first[1], part)
-        b = measures.accuracy(results[second[0]], second[1], part)
-        n = min(len(a), len(b))
-        return Finding(estimate(a[:n] - b[:n]), inside or _indistinct(float(b.mean()), results[0]))
+        pair = results[first[0]], results[second[0]]
+        a = measures.accuracy(pair[0], first[1], part)
+        b = measures.accuracy(pair[1], second[1], part)
+        found = estimate(measures.by_seed(*pair, a, b))
+        return Finding(found, inside or _indistinct(float(b.mean()), results[0]))
 
     return measure
 
@@ -197,4 +199,6 @@ def _compared(quantity: Quantity, bound: Bound, single: Result, *others: Result)
 def paired(single: Tread, other: Tread, quantity: Quantity) -> Estimate:
     """The difference to single precision, paired by seed; one chance of error for all of them."""
     confidence = 1 - (1 - CONFIDENCE) / COMPARISONS
-    return estimate(quantity(other) - quantity(single), confidence)
+    pair = other.result, single.result
+    found = measures.by_seed(*pair, quantity(other), quantity(single))
+    return estimate(found, confidence)

@@ -31,6 +31,12 @@ def finished(result: Result) -> list[Tread]:
     return [tread for tread in result.treads() if tread.finished]
 
 
+def by_seed(first: Result, second: Result, a: Array, b: Array) -> Array:
+    """a − b for each seed that both runs have; a and b hold one value for each of their own."""
+    _, here, there = np.intersect1d(first.run.seeds, second.run.seeds, return_indices=True)
+    return a[here] - b[there]
+
+
 # FDR1 -----------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ _ARMS = {
 
 def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
     """Every table for which there are records, in the order of the figures."""
+    results = {name: result for name, result in results.items() if len(result.epoch)}
     tasks = ("mlp", "cnn")
     found = [table(results, task) for table in (_equilibration, _landscape) for task in tasks]
     found.append(_accuracies(results, tasks))
@@ -229,7 +230,7 @@ def _accuracies(results: Results, tasks: Sequence[str]) -> Table:
 
 def _grid(results: Results, task: str) -> list[Table]:
     result = results.get(f"{task}-grid")
-    if result is None or not len(result.epoch):
+    if result is None:
         return []
     found = measures.grid(result)
     columns = ["X \\ Y", *(f"{y:g}" for y in found.decreases)]
