@@ -41,7 +41,7 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     if path.exists():
-        os.replace(path, path.with_name(path.name + PREVIOUS))
+        os.replace(path, _previous(path))
     os.replace(partial, path)
 
 
@@ -51,19 +51,12 @@ def load(path: Path | str, map_location: Any = None) -> dict[str, Any] | None:
     A damaged one is named in a warning and the one before it is used.
     """
     path = Path(path)
-    candidates = [p for p in (path, path.with_name(path.name + PREVIOUS)) if p.exists()]
+    candidates = [p for p in (path, _previous(path)) if p.exists()]
     damage = []
     for candidate in candidates:
         try:
             state = _read(candidate, map_location)
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-            zipfile.BadZipFile,
-            pickle.UnpicklingError,
-            EOFError,
-        ) as error:
+        except _DAMAGE as error:
             damage.append(f"{candidate} is damaged ({error})")
             continue
         if damage:
@@ -72,6 +65,16 @@ def load(path: Path | str, map_location: Any = None) -> dict[str, Any] | None:
     if damage:
         raise CheckpointError(f"{'; '.join(damage)}: no earlier one is left, start the run again")
     return None
+
+
+def remove(path: Path | str) -> None:
+    """Take away what is under `path`, and the one before it."""
+    for kept in (_previous(Path(path)), Path(path)):
+        kept.unlink(missing_ok=True)
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(path.name + PREVIOUS)
 
 
 def _read(path: Path, map_location: Any) -> dict[str, Any]:

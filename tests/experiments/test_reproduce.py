@@ -70,6 +70,23 @@ def test_parts_with_some_of_the_seeds_make_up_the_whole(copy, tmp_path):
         np.testing.assert_allclose(joined.column(name), whole.column(name), rtol=1e-4)
 
 
+def test_parts_of_a_shorter_run_do_not_stand_for_the_whole(tmp_path):
+    reproduce(["B1a"], out=tmp_path, part="mlp-grid:0-0", **SHORT)
+    reproduce(["B1a"], out=tmp_path, **SHORT | {"epochs_scale": 0.02})
+    result = results.load(tmp_path / "records")["mlp-grid"]
+    assert result.run.epochs == 5
+    assert result.finished
+
+
+def test_overwriting_a_run_takes_its_parts_away(tmp_path):
+    """They may be longer than the run that takes their place, and would be drawn."""
+    reproduce(["S1a"], out=tmp_path, part="mlp-amsgrad:0-1", **SHORT | {"epochs_scale": 0.02})
+    reproduce(["S1a"], out=tmp_path, overwrite=True, **SHORT)
+    names = {path.stem for path in (tmp_path / "records").iterdir()}
+    assert names == {"mlp-amsgrad", "mlp-adam"}
+    assert results.load(tmp_path / "records")["mlp-amsgrad"].run.epochs == 2
+
+
 def test_only_what_a_figure_needs_is_run(tmp_path):
     reproduce(["2a"], out=tmp_path, **SHORT)
     assert {path.stem for path in (tmp_path / "records").iterdir()} == {
@@ -120,7 +137,11 @@ def test_what_is_unknown_is_refused(tmp_path):
         with pytest.raises(ValueError, match=f"part='{part}' must be RUN:FIRST-LAST"):
             reproduce(["1a"], out=tmp_path, part=part)
     with pytest.raises(ValueError, match="has no seeds from 7 to 8"):
-        reproduce(["1a"], out=tmp_path, part="mlp-initial:7-8")
+        reproduce(["1a"], out=tmp_path, part="mlp-sequence:7-8")
+    with pytest.raises(ValueError, match="would not be made, since no mlp-adam is needed for 1a"):
+        reproduce(["1a"], out=tmp_path, part="mlp-adam:0-1")
+    with pytest.raises(ValueError, match="with whose end mlp-unbiased, mlp-sequence begin: make"):
+        reproduce(["1a"], out=tmp_path, part="mlp-initial:0-1")
     with pytest.raises(ValueError, match="device='warp' is unknown"):
         reproduce(["1a"], out=tmp_path, device="warp")
     with pytest.raises(ValueError, match="profile='fast' is unknown"):

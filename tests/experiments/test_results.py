@@ -68,6 +68,17 @@ def test_a_part_that_lags_behind_is_left_out_until_it_has_caught_up(tmp_path):
     assert load(tmp_path)["mlp-sequence"].shortfall is None
 
 
+def test_a_run_made_whole_after_all_stands_for_its_parts(tmp_path):
+    run = PAPER["mlp-sequence"]
+    write(run.part(100, 101), tmp_path, {"left": lambda *_: 0.0})
+    write(run, tmp_path, {"left": value}, upto=700)
+    assert load(tmp_path)["mlp-sequence"].run.seeds == (100, 101)
+    write(run, tmp_path, {"left": value})
+    result = load(tmp_path)["mlp-sequence"]
+    assert result.whole
+    assert (result.column("left") > 0).all()
+
+
 def test_parts_that_do_not_belong_together_are_refused(tmp_path):
     run = PAPER["mlp-sequence"]
     write(run.part(100, 101), tmp_path, {"left": value})

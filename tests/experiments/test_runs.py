@@ -188,16 +188,50 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(tmp_path, digits):
         assert lines(killed, name) == lines(whole, name)
 
 
+def stop_at(last):
+    """Progress that ends a run after so many epochs."""
+
+    def stop(epoch):
+        if epoch == last:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_stopped_after_every_epoch_it_ends_with_the_same_bytes(tmp_path, digits):
+    """Also a part, with gradients now and then and batches drawn by themselves."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    part = replace(SEQUENCE, gradient_every=4, sampling="independent").part(6, 6)
+    for folder in (whole, stopped):
+        execute(INITIAL, folder, digits)
+    execute(part, whole, digits)
+    for epoch in range(1, part.epochs):
+        with pytest.raises(KeyboardInterrupt):
+            execute(part, stopped, digits, checkpoint_seconds=0, progress=stop_at(epoch))
+    execute(part, stopped, digits)
+    assert lines(stopped, "sequence.6-6") == lines(whole, "sequence.6-6")
+
+
+@pytest.mark.parametrize("how", ["overwritten", "removed", "emptied"])
+def test_a_run_begun_anew_and_killed_does_not_go_on_from_an_old_checkpoint(tmp_path, digits, how):
+    execute(INITIAL, tmp_path, digits)
+    before = lines(tmp_path, "initial")
+    record = runs.record_path(tmp_path, "initial")
+    if how == "removed":
+        record.unlink()
+    elif how == "emptied":
+        record.write_bytes(b"")
+    with pytest.raises(KeyboardInterrupt):
+        execute(INITIAL, tmp_path, digits, overwrite=how == "overwritten", progress=stop_at(1))
+    execute(INITIAL, tmp_path, digits)
+    assert lines(tmp_path, "initial") == before
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, digits):
     whole, damaged = tmp_path / "whole", tmp_path / "damaged"
     execute(INITIAL, whole, digits)
-
-    def stop(epoch):
-        if epoch == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        execute(INITIAL, damaged, digits, checkpoint_seconds=0, progress=stop)
+        execute(INITIAL, damaged, digits, checkpoint_seconds=0, progress=stop_at(2))
     path = runs.checkpoint_path(damaged, "initial")
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.warns(UserWarning, match=r"initial\.pt is damaged .* going on from .*previous"):
@@ -309,13 +343,28 @@ def test_the_gradient_is_read_where_it_is_due_and_batches_are_those_of_the_sampl
     assert independent[0]["batch_loss"] != rows[0]["batch_loss"]
 
 
-def test_how_long_it_took_is_noted_across_kills(tmp_path, digits):
-    def stop(epoch):
-        if epoch == 2:
-            raise KeyboardInterrupt
+def test_a_full_disk_leaves_the_timings_whole(tmp_path, monkeypatch):
+    timing = timings.Timing("a", 4, 10, 500, 2.0, "GPU", "2.11", "tf32")
+    timings.note(tmp_path, timing)
+    real = Path.write_text
 
+    def half(self, text, **options):
+        real(self, text[: len(text) // 2], **options)
+        raise OSError("no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", half)
+        with pytest.raises(OSError, match="no space left"):
+            timings.note(tmp_path, replace(timing, run="b"))
+    assert timings.load(tmp_path) == {"a": timing}
+    timings.note(tmp_path, replace(timing, run="b"))
+    timings.note(tmp_path, replace(timing, seconds=3.0))
+    assert [t.seconds for t in timings.load(tmp_path).values()] == [3.0, 2.0]
+
+
+def test_how_long_it_took_is_noted_across_kills(tmp_path, digits):
     with pytest.raises(KeyboardInterrupt):
-        execute(INITIAL, tmp_path, digits, checkpoint_seconds=0, progress=stop)
+        execute(INITIAL, tmp_path, digits, checkpoint_seconds=0, progress=stop_at(2))
     assert timings.load(tmp_path) == {}
     first = checkpoints.load(runs.checkpoint_path(tmp_path, "initial"))["seconds"]
     execute(INITIAL, tmp_path, digits)

@@ -32,7 +32,7 @@ def finished(result: Result) -> list[Tread]:
 
 
 def by_seed(first: Result, second: Result, a: Array, b: Array) -> Array:
-    """a − b for each seed that both runs have; a and b hold one value for each of their own."""
+    """The differences a − b of the seeds that both runs have, from values of all their own."""
     _, here, there = np.intersect1d(first.run.seeds, second.run.seeds, return_indices=True)
     return a[here] - b[there]
 

@@ -44,6 +44,12 @@ class Profile:
                 f"part={part!r} must be RUN:FIRST-LAST, such as cnn-sequence:100-107; the runs are "
                 f"{', '.join(self.runs)}"
             )
+        followers = [run.name for run in self.runs.values() if run.start == match[1]]
+        if followers:
+            raise ValueError(
+                f"part={part!r} is of a run with whose end {', '.join(followers)} begin: make it "
+                "whole, without a part"
+            )
         run = self.runs[match[1]].part(int(match[2]), int(match[3]))
         return replace(self, runs=MappingProxyType({**self.runs, match[1]: run}))
 

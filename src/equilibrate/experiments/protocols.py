@@ -163,6 +163,8 @@ class Run:
     def part(self, first: int, last: int) -> Run:
         """The seeds from `first` to `last` as a run of their own; `results.load` joins parts.
 
+        It is named by the seeds that are there, so that the same ones have one name.
+
         >>> task = Task("mlp", "mlp", "mnist", "MLP on MNIST")
         >>> whole = Run("r", task, {"a": Stairs(((0.1, 1),))}, (0, 1, 2, 3), "performance")
         >>> part = whole.part(2, 3)
@@ -174,7 +176,7 @@ class Run:
             raise ValueError(
                 f"run {self.name!r} has no seeds from {first} to {last}, only {self.seeds}"
             )
-        return replace(self, name=f"{self.whole_name}.{first}-{last}", seeds=seeds)
+        return replace(self, name=f"{self.whole_name}.{seeds[0]}-{seeds[-1]}", seeds=seeds)
 
     def gradient_due(self, epoch: int) -> bool:
         """Whether the full-batch gradient is read after `epoch` epochs.

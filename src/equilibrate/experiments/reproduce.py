@@ -123,20 +123,25 @@ def reproduce(
     if unknown:
         raise ValueError(f"figure {unknown[0]!r} is unknown; choose from {', '.join(PANELS)}")
     plan = profiles.profile(profile, epochs_scale, seeds)
-    if part is not None:
-        plan = plan.with_part(part)
     absent = [panel for panel in panels if panel not in plan.panels]
     if absent:
         raise ValueError(f"figure {absent[0]!r} is not part of the profile {profile!r}")
+    wanted = panels or plan.panels
+    if part is not None:
+        plan = plan.with_part(part)
+        name = part.partition(":")[0]
+        if plan.runs[name] not in plan.needed(wanted):
+            raise ValueError(
+                f"part={part!r} would not be made, since no {name} is needed for "
+                f"{', '.join(wanted)}: name a figure that needs it, or none"
+            )
     console = console or Console(quiet=True)
     out = Path(out)
     with _disk(out), records.lock(out), _warnings_to(console):
         failures = []
         if not draw_only:
             _refuse_others(out, profile, overwrite)
-            failures = _run(
-                plan, panels or plan.panels, out, _device(device), data_dir, overwrite, console
-            )
+            failures = _run(plan, wanted, out, _device(device), data_dir, overwrite, console)
         if failures:
             with suppress(RunError):  # nothing to draw is not the news
                 write(out)
@@ -190,6 +195,9 @@ def _run(
             if run.start in failed:
                 failed[run.name] = f"{run.name}: not run, since {run.start} diverged"
                 continue
+            if overwrite:
+                for path in _parts(run, out):
+                    path.unlink()
             bar = bars.add_task(run.name, total=run.epochs, left="")
 
             def progress(epoch: int, run: Run = run, bar: TaskID = bar, done: int = done) -> None:
@@ -216,10 +224,14 @@ def _run(
 
 def _made_in_parts(run: Run, out: Path) -> bool:
     """Whether parts of the run, each with some of its seeds, make up the whole of it."""
-    if not any((out / "records").glob(f"{run.name}.*.jsonl")):
+    if not _parts(run, out):
         return False
     joined = results.load(out / "records")[run.name]
-    return joined.finished and joined.run.seeds == run.seeds
+    return joined.finished and joined.run == run
+
+
+def _parts(run: Run, out: Path) -> list[Path]:
+    return list((out / "records").glob(f"{run.name}.*.jsonl"))
 
 
 def _data(todo: Sequence[Run]) -> list[str]:

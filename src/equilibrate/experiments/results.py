@@ -117,7 +117,8 @@ def record_files(folder: Path | str) -> list[Path]:
 def load(folder: Path | str) -> dict[str, Result]:
     """Read all records in `folder`, by the names of their runs, in the order of the protocol.
 
-    Parts of a run that have come equally far are joined; one that lags behind is left out.
+    Parts of a run that have come equally far are joined; one that lags behind is left out, and so
+    is one whose seeds another has with more of them, such as the run made whole after all.
     """
     parts: dict[str, list[Result]] = {}
     for path in record_files(folder):
@@ -140,16 +141,20 @@ def _joined(name: str, parts: list[Result]) -> Result:
     """The parts that have come furthest, as one run with all their seeds."""
     furthest = max(parts, key=lambda part: len(part.epoch))
     level = [part for part in parts if np.array_equal(part.epoch, furthest.epoch)]
+    seeds = [set(part.run.seeds) for part in level]
+    level = [
+        part for part, own in zip(level, seeds, strict=True) if not any(own < s for s in seeds)
+    ]
     level.sort(key=lambda part: part.run.seeds)
     first = level[0]
-    seeds = [seed for part in level for seed in part.run.seeds]
+    together = [seed for part in level for seed in part.run.seeds]
     runs = [replace(part.run, name=name, seeds=first.run.seeds) for part in level]
-    if len(set(seeds)) < len(seeds) or any(run != runs[0] for run in runs):
+    if len(set(together)) < len(together) or any(run != runs[0] for run in runs):
         raise records.RecordError(
             f"the parts of {name} ({', '.join(part.run.name for part in level)}) must differ in "
             "their seeds and in nothing else: remove one"
         )
-    whole = replace(runs[0], seeds=tuple(seeds))
+    whole = replace(runs[0], seeds=tuple(together))
     return replace(first, run=whole, rows=_side_by_side(whole, level))
 
 

@@ -48,17 +48,20 @@ def execute(
     never been stopped.
     """
     record, checkpoint = record_path(folder, run.name), checkpoint_path(folder, run.name)
-    state = checkpoints.load(checkpoint) if record.exists() and not overwrite else None
+    begun = record.exists() and record.stat().st_size > 0 and not overwrite
+    state = checkpoints.load(checkpoint) if begun else None
     config = run.to_config() | {
         "profile": profile,
         "fingerprint": data.fingerprint,
         "device": torch.device(device).type,
         "steps_per_epoch": len(data.train_images) // run.task.batch_size,
     }
-    keep = _rows_to_keep(run, record, state)
+    keep = _rows_to_keep(run, record, state) if begun else 0
+    if not begun:  # what an earlier record left would be taken for this one's after a kill
+        checkpoints.remove(checkpoint)
     mode = "overwrite" if overwrite else "resume"
     with records.Writer(record, config=config, mode=mode, keep=keep) as writer:
-        if keep is None and not overwrite:
+        if keep is None:
             progress(run.epochs)
             return
         trainer = _Trainer(run, _start(run, folder), data, device)
@@ -100,8 +103,7 @@ def _rows_to_keep(run: Run, record: Path, state: dict[str, Any] | None) -> int |
     """Those that the checkpoint counts; None where all are there, even if it is lost by now."""
     if state is not None:
         return None if state["epoch"] == run.epochs else state["rows"]
-    begun = record.exists() and record.stat().st_size > 0
-    rows = records.read(record).rows if begun else []
+    rows = records.read(record).rows
     return None if rows and rows[-1]["epoch"] >= run.epochs else 0
 
 

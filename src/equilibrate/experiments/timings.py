@@ -44,17 +44,21 @@ class Timing:
 
 
 def note(folder: Path | str, timing: Timing) -> None:
-    """Append a line to folder/timings.jsonl, safe on the disk."""
+    """Put a line into folder/timings.jsonl, in the place of an earlier one of the same run.
+
+    The file is written beside and then given its name, so that it is whole at any moment.
+    """
     path = _path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(timing), ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    noted = load(folder) | {timing.run: timing}
+    lines = [json.dumps(asdict(timing), ensure_ascii=False) for timing in noted.values()]
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    os.replace(partial, path)
 
 
 def load(folder: Path | str) -> dict[str, Timing]:
-    """The last timing of each run, by name; empty where none was noted.
+    """The timing of each run, by name; empty where none was noted.
 
     >>> load("/no/such/folder")
     {}
