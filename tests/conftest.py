@@ -5,11 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from device import ON_GPU
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The one place that knows what the marker `gpu` asks for."""
+    if item.get_closest_marker("gpu") and not ON_GPU:
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(autouse=True)

@@ -1,27 +1,22 @@
 """The fused step against its plain twin: on the CPU in Triton's interpreter, on the GPU as is."""
 
-import os
 from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn.functional as F
+from device import DEVICE, ON_GPU
 from replicas import SEEDS, data, perceptron
 from torch import nn
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from equilibrate import kernels  # noqa: E402
-from equilibrate.ensemble import Ensemble, fused, stages  # noqa: E402
-from equilibrate.ensemble import ensemble as implementation  # noqa: E402
-from equilibrate.ensemble.batches import Batches  # noqa: E402
-from equilibrate.ensemble.updates import SGD, Adam, Flat, update, zeros  # noqa: E402
-
-DEVICE = "cuda" if ON_GPU else "cpu"
+from equilibrate import kernels
+from equilibrate.ensemble import Ensemble, fused, stages
+from equilibrate.ensemble import ensemble as implementation
+from equilibrate.ensemble.batches import Batches
+from equilibrate.ensemble.updates import SGD, Adam, Flat, update, zeros
 
 
 def normal(*shape):

@@ -219,7 +219,6 @@ def test_bytes_are_taken_as_classes():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("form", [{}, {"momentum": 0.9}, {"algorithm": "amsgrad", "lr": 0.001}])
 @pytest.mark.parametrize("name", ["perceptron", "convolutional", "residual"])
 def test_cuda_graphs_train_as_the_cpu_does(name, form):
@@ -243,7 +242,6 @@ def test_cuda_graphs_train_as_the_cpu_does(name, form):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
 def test_gradients_of_each_precision_are_those_of_the_cpu(precision):
     """Over a data set, packed, in uneven chunks; 11 bits are 5e-4 of a factor."""

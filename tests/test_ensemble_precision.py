@@ -6,12 +6,11 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from device import DEVICE, ON_GPU
 from replicas import data, ensemble_of
 
 from equilibrate.ensemble import ensemble as implementation
 from equilibrate.ensemble.precision import matrix_products
-
-ON_GPU = torch.cuda.is_available()
 
 
 @contextmanager
@@ -77,7 +76,7 @@ def test_torchs_setting_is_put_back(call, precision, inside, fails, monkeypatch)
             raise ArithmeticError
         return F.cross_entropy(outputs, labels)
 
-    ensemble = ensemble_of(precision=precision, loss=loss, device="cuda" if ON_GPU else "cpu")
+    ensemble = ensemble_of(precision=precision, loss=loss, device=DEVICE)
     with torch_set_to("medium"):
         if fails:
             with pytest.raises(ArithmeticError):

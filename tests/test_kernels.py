@@ -1,31 +1,25 @@
 """The fused layer against its plain twin: on the CPU in Triton's interpreter, on the GPU as is."""
 
-import os
 import warnings
 from functools import partial
 from importlib.metadata import version
 
 import pytest
 import torch
+from device import DEVICE, ON_GPU
 from hypothesis import given
 from hypothesis import strategies as st
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
-
-from equilibrate import kernels  # noqa: E402
-from equilibrate.kernels import (  # noqa: E402
+from equilibrate import kernels
+from equilibrate.kernels import (
     conv_relu_pool,
     conv_relu_pool_reference,
     pack_images,
     why_not_fused,
 )
-from equilibrate.kernels._geometry import Geometry, main_and_tail  # noqa: E402
+from equilibrate.kernels._geometry import Geometry, main_and_tail
 
-DEVICE = "cuda" if ON_GPU else "cpu"
 needs_triton = pytest.mark.skipif(not kernels.HAS_TRITON, reason="triton is not installed")
-needs_gpu = pytest.mark.skipif(not ON_GPU, reason="no CUDA device")
 
 # (R, B, C, H, W, O, F): every main/tail combination of C and O, filters 1 to 7, images that do not
 # fill a block, an image narrower than its filter.
@@ -377,7 +371,6 @@ PAPER_LAYERS = [(100, 3, 32, 32, 16, 5), (100, 16, 16, 16, 20, 5), (100, 20, 8, 
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize(
     ("precision", "replicas"),
     [("fp16", 4), ("fp16", 16), ("tf32", 4), ("tf32", 16), ("tf32x3", 4), ("ieee", 4)],
@@ -392,7 +385,6 @@ def test_paper_layers_are_exact_on_the_gpu(shape, precision, replicas):
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 def test_packed_data_set_is_exact_on_the_gpu(precision):
     shape = (4, *PAPER_LAYERS[0])
@@ -409,7 +401,6 @@ def test_packed_data_set_is_exact_on_the_gpu(precision):
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 def test_runs_repeat_bit_for_bit_and_replay_as_a_graph(precision):
     layer = partial(conv_relu_pool, precision=precision)

@@ -89,7 +89,6 @@ def test_a_step_that_forgets_the_parameters_is_refused(form):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("form", FORMS)
