@@ -68,10 +68,13 @@ def test_what_needs_no_preparing_is_not_held():
 
 
 @torch.inference_mode()
-def test_inference_tensors_have_no_versions_and_are_taken_all_the_same():
+def test_inference_tensors_do_not_tell_what_was_written_to_them():
     sets = DataSets(Counted(), torch.device("cpu"))
     images = torch.zeros(3)
-    assert sets.of(images) is sets.of(images)
+    sets.of(images)
+    images[1] = 5.0
+    assert torch.equal(sets.of(images), images)
+    assert not sets._kept
 
 
 @pytest.mark.parametrize(

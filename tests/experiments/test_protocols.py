@@ -126,6 +126,7 @@ def test_a_part_of_the_seeds():
     assert part.seeds == tuple(range(108, 116))
     assert part.full_seeds == 16
     assert part.arms == PAPER["cnn-sequence"].arms
+    assert PAPER["cnn-sequence"].part(108, 999) == part  # named by the seeds that it has
     with pytest.raises(ValueError, match="no seeds from 0 to 7, only"):
         PAPER["cnn-sequence"].part(0, 7)
 
@@ -169,6 +170,10 @@ def test_what_cannot_be_run_is_refused():
         Stairs(())
     with pytest.raises(ValueError, match="equally many epochs, got"):
         Run("r", TASK, {"a": Stairs(((0.1, 1),)), "b": Stairs(((0.1, 2),))}, (0,), "performance")
+    apart = {"a": Stairs(((0.1, 1), (0.05, 2))), "b": Stairs(((0.1, 3),))}
+    with pytest.raises(ValueError, match="'r' must change their learning rates together"):
+        Run("r", TASK, apart, (0,), "landscape")
+    assert Run("r", TASK, apart, (0,), "performance").epochs == 3
     with pytest.raises(ValueError, match="must be distinct"):
         Run("r", TASK, {"a": Stairs(((0.1, 1),))}, (0, 0), "performance")
     for wrong, words in (

@@ -33,7 +33,8 @@ class Examples:
 class DataSets:
     """Images as `prepare` makes them, on the device; the last few that lie there are kept.
 
-    They are known again by their tensor, unless something was written to it since.
+    They are known again by their tensor, unless something was written to it since; inference
+    tensors do not tell that, and are prepared each time.
 
     >>> sets = DataSets(lambda images: 2 * images, torch.device("cpu"))
     >>> images = torch.ones(2, 3)
@@ -49,17 +50,13 @@ class DataSets:
         """These images, prepared."""
         there = images.to(self._device)
         for known, version, prepared in self._kept:
-            if known is there and version == _version(there):
+            if known is there and version == there._version:
                 return prepared
         prepared = self._prepare(there)
         # What has just been sent is known to no one, and what needs no preparing is at hand.
-        if there is images and prepared is not there:
-            self._kept.append((there, _version(there), prepared))
+        if there is images and prepared is not there and not there.is_inference():
+            self._kept.append((there, there._version, prepared))
         return prepared
-
-
-def _version(images: Tensor) -> int:
-    return -1 if images.is_inference() else images._version
 
 
 class Batches:

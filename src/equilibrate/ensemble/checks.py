@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+
+from equilibrate.ensemble.precision import Precision
 
 PerReplica = float | Sequence[float]
 
@@ -32,7 +34,7 @@ def check_data(images: Tensor, labels: Tensor, batch_size: int, sampling: str) -
 
 def check_precision(precision: str | None) -> None:
     """Refuse what is no precision."""
-    if precision not in (None, "fp32", "tf32", "fp16"):
+    if precision not in (None, *get_args(Precision)):
         raise ValueError(
             f'precision must be "fp32", "tf32" or "fp16", or None for torch\'s own setting, '
             f"got {precision!r}"

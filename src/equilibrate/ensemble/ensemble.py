@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +26,12 @@ from equilibrate.ensemble.graphs import captured
 from equilibrate.ensemble.network import Loss, Network
 from equilibrate.ensemble.precision import Precision, matrix_products, of_torch
 from equilibrate.ensemble.sampling import Sampling, draw
-from equilibrate.ensemble.updates import SGD, Adam, Flat, Rule, update, zeros
+from equilibrate.ensemble.updates import Algorithm, Flat, aligned, rule_of, update, zeros
 from equilibrate.ensemble.values import Averages, Epoch, Evaluation
 from equilibrate.kernels import HAS_TRITON
 from equilibrate.observables import inner
 from equilibrate.relations import Reading
 from equilibrate.scheduler import Decision, judge
-
-Algorithm = Literal["sgd", "adam", "amsgrad"]
 
 # On a CPU the vectors of replicas with more parameters than this are updated one replica at a time:
 # what one operation leaves in the cache, the next one finds there.
@@ -112,7 +110,7 @@ class Ensemble:
         self.algorithm: Algorithm = algorithm
         self.sampling: Sampling = sampling
         self.precision: Precision = precision or of_torch()
-        self._rule = _rule(algorithm, momentum, dampening)
+        self._rule = rule_of(algorithm, momentum, dampening)
         self._fused = fuses(self.device)
         self._images = images.to(self.device)
         self._labels = self._to_labels(labels)
@@ -130,7 +128,7 @@ class Ensemble:
             [torch.cat([tensors[n].detach().reshape(-1) for n in trained]) for tensors in every]
         ).to(self.device)
         if self._fused:
-            parameters = _aligned(parameters)
+            parameters = aligned(parameters)
         self._flat = Flat(
             parameters,
             zeros(parameters),
@@ -435,27 +433,3 @@ class Ensemble:
 def fuses(device: torch.device) -> bool:
     """Whether steps go through Triton kernels."""
     return device.type == "cuda" and HAS_TRITON
-
-
-def _aligned(parameters: Tensor) -> Tensor:
-    """A copy whose rows begin at multiples of 64 bytes: wider loads are faster."""
-    replicas, size = parameters.shape
-    return parameters.new_zeros(replicas, -(-size // 16) * 16)[:, :size].copy_(parameters)
-
-
-def _rule(algorithm: str, momentum: float, dampening: float) -> Rule:
-    if algorithm == "sgd":
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
-        if not dampening < 1:
-            raise ValueError(
-                f"dampening must be below 1, got {dampening}: no gradient would reach the velocity"
-            )
-        return SGD(momentum, dampening)
-    if algorithm not in ("adam", "amsgrad"):
-        raise ValueError(f'algorithm must be "sgd", "adam" or "amsgrad", got {algorithm!r}')
-    if momentum or dampening:
-        raise ValueError(
-            f"algorithm={algorithm!r} takes no momentum or dampening, got {momentum}, {dampening}"
-        )
-    return Adam(amsgrad=algorithm == "amsgrad")

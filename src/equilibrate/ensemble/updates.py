@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from equilibrate import observables
 from equilibrate.observables import Observable, Snapshot, inner
 
+Algorithm = Literal["sgd", "adam", "amsgrad"]
 Memory = Mapping[str, Tensor]
 
 
@@ -27,6 +28,12 @@ def zeros(parameters: Tensor) -> Tensor:
         return torch.zeros_like(parameters)
     replicas, size = parameters.shape
     return parameters.new_zeros((replicas, parameters.stride(0)))[:, :size]
+
+
+def aligned(parameters: Tensor) -> Tensor:
+    """A copy whose rows begin at multiples of 64 bytes: wider loads are faster."""
+    replicas, size = parameters.shape
+    return parameters.new_zeros(replicas, -(-size // 16) * 16)[:, :size].copy_(parameters)
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,29 @@ class Adam:
 
 
 Rule = SGD | Adam
+
+
+def rule_of(algorithm: str, momentum: float, dampening: float) -> Rule:
+    """The rule of an algorithm; refuses numbers that it does not take.
+
+    >>> rule_of("sgd", 0.9, 0.0).momentum
+    0.9
+    """
+    if algorithm == "sgd":
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
+        if not dampening < 1:
+            raise ValueError(
+                f"dampening must be below 1, got {dampening}: no gradient would reach the velocity"
+            )
+        return SGD(momentum, dampening)
+    if algorithm not in ("adam", "amsgrad"):
+        raise ValueError(f'algorithm must be "sgd", "adam" or "amsgrad", got {algorithm!r}')
+    if momentum or dampening:
+        raise ValueError(
+            f"algorithm={algorithm!r} takes no momentum or dampening, got {momentum}, {dampening}"
+        )
+    return Adam(amsgrad=algorithm == "amsgrad")
 
 
 class Flat(NamedTuple):

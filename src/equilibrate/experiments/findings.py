@@ -121,7 +121,7 @@ def bent_at(lr: float) -> Callable[[Result], Finding | None]:
 def lowered(shuffled: Result, independent: Result) -> Finding | None:
     """O_FB/η with reshuffled batches over that with independent ones, less one, at small η."""
     both = [measures.landscape(result) for result in (shuffled, independent)]
-    common = np.intersect1d(*(lrs for lrs, _ in both))[:3]
+    common = np.intersect1d(both[0][0], both[1][0])[:3]
     if len(common) < 3:
         return None
     first, second = (

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from equilibrate.ensemble import Precision
 from equilibrate.experiments.panels import PANELS
-from equilibrate.experiments.protocols import Adaptive, Precision, Run, Stairs, Task
+from equilibrate.experiments.protocols import Adaptive, Run, Stairs, Task
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from equilibrate.ensemble import Algorithm, Sampling
-
-Precision = Literal["fp32", "tf32", "fp16"]
+from equilibrate.ensemble import Algorithm, Precision, Sampling
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,11 @@ class Run:
             raise ValueError(
                 f"arms of run {self.name!r} must have equally many epochs, got {sorted(lengths)}"
             )
+        if self.measures == "landscape" and len({_junctions(s) for s in self.arms.values()}) > 1:
+            raise ValueError(
+                f"arms of run {self.name!r} must change their learning rates together where the "
+                "landscape is read, whose averages start afresh in all of them"
+            )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds of run {self.name!r} must be distinct, got {self.seeds}")
         if self.gradient_every < 1:
@@ -184,7 +187,7 @@ class Run:
         That is every `gradient_every` epochs, and at the end of each tread, so that a tread has a
         reading however short it is.
         """
-        ends = {end for s in self.arms.values() if isinstance(s, Stairs) for end in s.junctions}
+        ends = {end for schedule in self.arms.values() for end in _junctions(schedule)}
         return epoch % self.gradient_every == 0 or epoch in ends or epoch == self.epochs
 
     def shortened(self, epochs_scale: float, seeds: int | None) -> Run:
@@ -233,6 +236,10 @@ class Run:
                 "seeds": tuple(own["seeds"]),
             }
         )
+
+
+def _junctions(schedule: Schedule) -> tuple[int, ...]:
+    return schedule.junctions if isinstance(schedule, Stairs) else ()
 
 
 def _schedule(fields: Mapping[str, Any]) -> Schedule:
