@@ -28,6 +28,52 @@ ORDER = [
     "cli",
     "__main__",
 ]
+INSIDE = {
+    "kernels": ["_geometry", "_products", "_repack", "_launch", "__init__"],
+    "ensemble": [
+        "values",
+        "sampling",
+        "precision",
+        "chunks",
+        "graphs",
+        "streams",
+        "checks",
+        "updates",
+        "_kernels",
+        "fused",
+        "batches",
+        "stages",
+        "network",
+        "ensemble",
+        "__init__",
+    ],
+    "experiments": [
+        "__init__",
+        "formats",
+        "data",
+        "models",
+        "training",
+        "landscape_figure",
+        "landscape_command",
+        "protocols",
+        "panels",
+        "profiles",
+        "timings",
+        "runs",
+        "forecast",
+        "results",
+        "statistics",
+        "measures",
+        "style",
+        "beyond",
+        "figures",
+        "findings",
+        "statements",
+        "claims",
+        "tables",
+        "reproduce",
+    ],
+}
 CORE_NEEDS = {"torch", "numpy", "equilibrate", "triton"}
 CORE = ORDER[: ORDER.index("plots")]
 
@@ -36,8 +82,8 @@ def room(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported(path: Path):
-    """(top-level package, room of ours or None) of every import of a file."""
+def modules(path: Path):
+    """The parts of the full name of all that a file imports."""
     package = ["equilibrate", *path.relative_to(SOURCE).parent.parts]
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -48,8 +94,13 @@ def imported(path: Path):
             stem = ".".join([*base, *([node.module] if node.module else [])])
             names = [f"{stem}.{alias.name}" for alias in node.names]
         for name in names:
-            parts = name.split(".")
-            yield parts[0], parts[1] if parts[0] == "equilibrate" and len(parts) > 1 else None
+            yield name.split(".")
+
+
+def imported(path: Path):
+    """(top-level package, room of ours or None) of every import of a file."""
+    for parts in modules(path):
+        yield parts[0], parts[1] if parts[0] == "equilibrate" and len(parts) > 1 else None
 
 
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")
@@ -65,6 +116,17 @@ def test_a_module_imports_only_from_what_stands_before_it(path):
     for _, other in imported(path):
         if other in ORDER:
             assert ORDER.index(other) <= here, f"{path.name} imports {other}"
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_within_a_room_imports_go_one_way_too(inside):
+    order, folder = INSIDE[inside], SOURCE / inside
+    assert {path.stem for path in folder.glob("*.py")} == set(order)
+    for path in folder.glob("*.py"):
+        for parts in modules(path):
+            if parts[:2] == ["equilibrate", inside] and parts[2] in order:
+                here, there = order.index(path.stem), order.index(parts[2])
+                assert there <= here, f"{path.name} imports {parts[2]}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))

@@ -390,3 +390,16 @@ def test_estimates_of_few():
     assert math.isnan(estimate(np.array([1.0])).half_width)
     assert math.isnan(estimate(np.array([])).mean)
     assert Estimate(1.0, 0.5).low == 0.5
+
+
+@pytest.mark.parametrize(("first", "second"), [(4, 4), (16, 8)])
+def test_intervals_of_quotients_cover_at_least_as_often_as_they_say(first, second):
+    """2 % and 4 % of them miss, in the long run: two t-quantiles are larger than one of both.
+
+    3000 samples have an error of 0.4 %, so that 5 % is 2.5 of them away from the second.
+    """
+    rng = np.random.default_rng(0)
+    a, b = (1 + 0.2 * rng.standard_normal((3000, n)) for n in (first, second))
+    quotients = [estimate(x).over(estimate(y)) for x, y in zip(0.8 * a, b, strict=True)]
+    missed = np.mean([not e.low < 0.8 < e.high for e in quotients])
+    assert 0.01 < missed < 0.05
