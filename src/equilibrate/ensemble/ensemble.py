@@ -61,7 +61,9 @@ class Ensemble:
     `precision` says how products are formed on a GPU: "fp32" keeps single precision; "tf32" rounds
     operands to 11 bits, which is several times faster; "fp16" has convolutions do that in half
     precision, of as many bits but with a smaller range. By default it is torch's own setting at
-    this moment. On a CPU all is single precision. A saved state may go on in another one.
+    this moment. Convolutions that `kernels.conv_relu_pool` cannot take are left to cuDNN, and to
+    torch's setting for it (`torch.backends.cudnn.allow_tf32`, which is true at first). On a CPU all
+    is single precision. A saved state may go on in another one.
 
     >>> images, labels = torch.randn(60, 4), torch.arange(60) % 3
     >>> models = [nn.Linear(4, 3) for _ in range(2)]

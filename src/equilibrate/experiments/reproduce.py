@@ -68,8 +68,8 @@ def command(
         str | None,
         typer.Option(
             metavar="RUN:FIRST-LAST",
-            help="Of one run make only these seeds, such as cnn-sequence:100-107; parts made one "
-            "by one, on several machines perhaps, are joined.",
+            help="Of one run that the figures need make only these seeds, such as "
+            "cnn-sequence:100-107; parts made one by one, on several machines perhaps, are joined.",
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start all runs again.")] = False,
