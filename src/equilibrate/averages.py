@@ -170,4 +170,4 @@ class HalfRunningBlocks:
                 "the same model, made with the same options"
             )
         self._blocks = int(state["blocks"])
-        self._sums = state["sums"].clone()
+        self._sums = state["sums"].to("cpu", copy=True)

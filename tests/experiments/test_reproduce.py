@@ -85,6 +85,7 @@ def test_overwriting_a_run_takes_its_parts_away(tmp_path):
     names = {path.stem for path in (tmp_path / "records").iterdir()}
     assert names == {"mlp-amsgrad", "mlp-adam"}
     assert results.load(tmp_path / "records")["mlp-amsgrad"].run.epochs == 2
+    assert "mlp-amsgrad.0-1" not in (tmp_path / "tables.md").read_text()  # nor its time
 
 
 def test_only_what_a_figure_needs_is_run(tmp_path):

@@ -165,7 +165,9 @@ def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
         figures.save(panel, recorded, out / "figures")
     found = claims.check(recorded)
     claims.save(found, out / "claims.json")
-    numbers = tables.numbers(recorded, timings.load(out).values())
+    noted = timings.load(out).values()
+    current = [timing for timing in noted if runs.record_path(out, timing.run).exists()]
+    numbers = tables.numbers(recorded, current)
     text = tables.markdown([tables.summary(found), *tables.of_claims(found), *numbers])
     (out / "tables.md").write_text(text, encoding="utf-8")
     drawn = [panel for panel in drawable if (out / "figures" / f"fig{panel}.svg").exists()]
