@@ -171,7 +171,7 @@ def test_what_cannot_be_run_is_refused():
     with pytest.raises(ValueError, match="equally many epochs, got"):
         Run("r", TASK, {"a": Stairs(((0.1, 1),)), "b": Stairs(((0.1, 2),))}, (0,), "performance")
     apart = {"a": Stairs(((0.1, 1), (0.05, 2))), "b": Stairs(((0.1, 3),))}
-    with pytest.raises(ValueError, match="'r' must change their learning rates together"):
+    with pytest.raises(ValueError, match=r"must change their .* together.* got \[\(\), \(1,\)\]"):
         Run("r", TASK, apart, (0,), "landscape")
     assert Run("r", TASK, apart, (0,), "performance").epochs == 3
     with pytest.raises(ValueError, match="must be distinct"):

@@ -141,7 +141,7 @@ def test_what_is_unknown_is_refused(tmp_path):
         reproduce(["1a"], out=tmp_path, part="mlp-sequence:7-8")
     with pytest.raises(ValueError, match="would not be made, since no mlp-adam is needed for 1a"):
         reproduce(["1a"], out=tmp_path, part="mlp-adam:0-1")
-    with pytest.raises(ValueError, match="with whose end mlp-unbiased, mlp-sequence begin: make"):
+    with pytest.raises(ValueError, match="from whose end mlp-unbiased, mlp-sequence start: make"):
         reproduce(["1a"], out=tmp_path, part="mlp-initial:0-1")
     with pytest.raises(ValueError, match="device='warp' is unknown"):
         reproduce(["1a"], out=tmp_path, device="warp")

@@ -48,8 +48,8 @@ class Profile:
         followers = [run.name for run in self.runs.values() if run.start == match[1]]
         if followers:
             raise ValueError(
-                f"part={part!r} is of a run with whose end {', '.join(followers)} begin: make it "
-                "whole, without a part"
+                f"part={part!r} divides a run from whose end {', '.join(followers)} start: make "
+                "it whole, without a part"
             )
         run = self.runs[match[1]].part(int(match[2]), int(match[3]))
         return replace(self, runs=MappingProxyType({**self.runs, match[1]: run}))

@@ -127,10 +127,11 @@ class Run:
             raise ValueError(
                 f"arms of run {self.name!r} must have equally many epochs, got {sorted(lengths)}"
             )
-        if self.measures == "landscape" and len({_junctions(s) for s in self.arms.values()}) > 1:
+        junctions = {_junctions(schedule) for schedule in self.arms.values()}
+        if self.measures == "landscape" and len(junctions) > 1:
             raise ValueError(
-                f"arms of run {self.name!r} must change their learning rates together where the "
-                "landscape is read, whose averages start afresh in all of them"
+                f"arms of run {self.name!r} must change their learning rates together, since the "
+                f"averages of its landscape start afresh in all of them, got {sorted(junctions)}"
             )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds of run {self.name!r} must be distinct, got {self.seeds}")
