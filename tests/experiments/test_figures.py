@@ -152,6 +152,13 @@ def test_a_grid_has_its_numbers_in_the_cells_and_frames_around_the_papers(whole,
     assert [patch.get_xy() for patch in final.patches] == [(0.54, 0.54), (1.54, 2.54)]  # type: ignore[attr-defined]
 
 
+def test_a_grid_of_which_nothing_has_arrived_is_drawn(tmp_path):
+    leaving = {"test_accuracy": lambda time, lr, arm, seed: time / 400}
+    write(profile("paper").runs["mlp-grid"], tmp_path, leaving, rows=400)
+    _, epochs = figures.draw("B1a", results.load(tmp_path / "records")).axes
+    assert {text.get_text() for text in epochs.texts} == {"never"}
+
+
 def test_precisions_have_a_mean_for_each(whole):
     residual, landscape = figures.draw("B2b", whole).axes
     assert len(residual.containers) == len(landscape.containers) == 3

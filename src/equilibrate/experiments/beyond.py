@@ -34,7 +34,8 @@ def grid(results: Sequence[Result]) -> Figure:
 
 def _heat_map(axes: Axes, grid: measures.Grid, values: Array, places: int, colours: str) -> None:
     """A cell for each X and Y with its number in it."""
-    low, high = np.nanmin(values), np.nanmax(values)
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
     depth = 0.05 + 0.5 * (values - low) / ((high - low) or 1)  # ink is to be seen on all of them
     axes.imshow(matplotlib.colormaps[colours](np.nan_to_num(depth)), origin="lower", aspect="auto")
     for (row, column), value in np.ndenumerate(values):
