@@ -33,8 +33,8 @@ class Examples:
 class DataSets:
     """Images as `prepare` makes them, on the device; the last few that lie there are kept.
 
-    They are known again by their tensor, unless something was written to it since; inference
-    tensors do not tell that, and are prepared each time.
+    They are known again by their tensor, unless torch has written to it since; inference tensors
+    do not tell that, and are prepared each time.
 
     >>> sets = DataSets(lambda images: 2 * images, torch.device("cpu"))
     >>> images = torch.ones(2, 3)

@@ -2,8 +2,8 @@
 
 Each does in one pass over memory what plain torch does in several: the gathering of a mini-batch,
 bias and ReLU, the gradients of both, the loss with its gradient, the step with its observables.
-Their twins in plain torch are in `network.py`, `updates.py` and `batches.py`. (Only imported where
-a GPU is, and in tests: Triton's interpreter runs them on a CPU.)
+Their twins in plain torch are in `stages.py`, `network.py`, `updates.py` and `batches.py`. (Only
+imported where a GPU is, and in tests: Triton's interpreter runs them on a CPU.)
 """
 
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
