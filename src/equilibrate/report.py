@@ -68,10 +68,12 @@ def page(
 
 
 def number(measured: float | None, error: float | None) -> str:
-    """A value with its error, rounded to the error's second digit.
+    """A value with its error, rounded to the error's second digit; zero has no sign.
 
     >>> number(0.012345, 0.0021), number(0.5, None), number(None, None), number(97.1, 3.0)
     ('0.0123 ± 0.0021', '0.5', '–', '97.1 ± 3.0')
+    >>> number(-0.2, 0.3), number(-0.001, 0.3)
+    ('−0.20 ± 0.30', '0.00 ± 0.30')
     """
     if measured is None:
         return "–"
@@ -81,7 +83,7 @@ def number(measured: float | None, error: float | None) -> str:
     elif places > 7:
         text = f"{measured:.3g} ± {error:.2g}"
     else:
-        text = f"{measured:.{places}f} ± {error:.{places}f}"
+        text = f"{measured:z.{places}f} ± {error:.{places}f}"
     return text.replace("-", "−")
 
 
@@ -156,6 +158,7 @@ th { text-align: left; font-weight: 600; color: var(--soft); border-bottom: 2px 
   padding: .35rem .9rem .35rem 0; }
 td { vertical-align: top; border-bottom: 1px solid var(--line); padding: .5rem .9rem .5rem 0;
   overflow-wrap: anywhere; }
+td:first-child { overflow-wrap: normal; }
 .claims td:nth-child(2) { min-width: 13rem; }
 .claims td:nth-child(3) { white-space: nowrap; font-variant-numeric: tabular-nums; }
 .claims td:nth-child(5) { min-width: 9rem; }
