@@ -270,7 +270,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     sequence_seeds=4,
                     unbiased={"sequence": _QUICK_CNN_SEQUENCE.scaled(0.5)},
                     unbiased_seeds=3,
-                    grid=20,
+                    grid=40,
                     momentum=0.9,
                 ),
             ),
