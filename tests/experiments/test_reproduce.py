@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -145,8 +146,24 @@ def test_what_is_unknown_is_refused(tmp_path):
         reproduce(["1a"], out=tmp_path, part="mlp-initial:0-1")
     with pytest.raises(ValueError, match="device='warp' is unknown"):
         reproduce(["1a"], out=tmp_path, device="warp")
+    with pytest.raises(ValueError, match="device='mps' is not supported: give auto, cpu or cuda"):
+        reproduce(["1a"], out=tmp_path, device="mps")
+    with pytest.raises(ValueError, match=r"device='cuda:99' is not there: .* CUDA device"):
+        reproduce(["1a"], out=tmp_path, device="cuda:99")
     with pytest.raises(ValueError, match="profile='fast' is unknown"):
         reproduce(["1a"], out=tmp_path, profile="fast")
+
+
+def test_precisions_are_not_compared_on_a_cpu(tmp_path, monkeypatch):
+    """A CPU has one: the runs would be the same, and the claim that they agree would hold."""
+    quick = PROFILES["quick"].runs
+    compared = {name: replace(quick["mlp-initial"], name=name) for name in ("mlp-fp32", "mlp-tf32")}
+    few = {"mlp-initial": quick["mlp-initial"], **compared}
+    monkeypatch.setattr(profiles, "PROFILES", {"quick": Profile("quick", few, 1)})
+    with pytest.raises(ValueError, match=r"'B2a' compares precisions .*: run it on a GPU"):
+        reproduce(["B2a"], out=tmp_path, device="cpu", **SHORT)
+    reproduce(out=tmp_path, device="cpu", **SHORT)
+    assert [path.stem for path in (tmp_path / "records").iterdir()] == ["mlp-initial"]
 
 
 def test_data_that_vanish_are_told_and_records_stay(copy, monkeypatch):
@@ -205,8 +222,23 @@ def test_command_line_says_bars_claims_and_where(copy):
     assert result.exit_code == 0, result.output
     assert "mlp-initial" in result.output
     assert "done" in result.output
-    assert "not tested" in result.output
+    assert "Claims of the paper" in result.output
+    assert "not tested at this scale: 1 " in result.output  # figure 1a has one claim, none of ours
+    assert "Claims beyond the paper" not in result.output
     assert "report.html" in result.output
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_claims_fit_the_terminal(copy, width):
+    app = typer.Typer()
+    app.command()(command)
+    options = ["--draw-only", "--out", str(copy)]
+    result = CliRunner().invoke(app, options, env={"COLUMNS": str(width)})
+    assert result.exit_code == 0, result.output
+    table = [line for line in result.output.splitlines() if line.startswith(" ")]
+    assert max(map(cell_len, table)) == width
+    assert "…" not in result.output
+    assert result.output.index("Claims of the paper") < result.output.index("Claims beyond")
 
 
 def test_remaining_time_is_that_of_the_speed_seen():

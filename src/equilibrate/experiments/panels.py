@@ -21,6 +21,8 @@ class Panel:
     runs: tuple[str, ...]
     caption: str
     beside: tuple[str, ...] = ()
+    gpu: bool = False
+    """Whether it compares what only a GPU has."""
 
 
 _INITIAL = (
@@ -88,8 +90,8 @@ PANELS: Mapping[str, Panel] = MappingProxyType(
             ),
             Panel("B1a", "mlp", ("mlp-grid",), _GRID),
             Panel("B1b", "cnn", ("cnn-grid",), _GRID),
-            Panel("B2a", "mlp", ("mlp-fp32", "mlp-tf32"), _PRECISION),
-            Panel("B2b", "cnn", ("cnn-fp32", "cnn-tf32", "cnn-fp16"), _PRECISION),
+            Panel("B2a", "mlp", ("mlp-fp32", "mlp-tf32"), _PRECISION, gpu=True),
+            Panel("B2b", "cnn", ("cnn-fp32", "cnn-tf32", "cnn-fp16"), _PRECISION, gpu=True),
             Panel("B3a", "mlp", ("mlp-sequence",), _TIMES),
             Panel("B3b", "cnn", ("cnn-sequence",), _TIMES),
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated
 
 import torch
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
@@ -48,7 +50,7 @@ _COLOURS = {
 def command(
     panels: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FIGURE]...", help=f"Any of {', '.join(PANELS)}; all if none."),
+        typer.Argument(metavar="FIGURE", help=f"Any of {', '.join(PANELS)}; all if none."),
     ] = None,
     profile: Annotated[
         str, typer.Option(help="quick: digits, minutes. paper: MNIST and CIFAR-10, in full.")
@@ -96,9 +98,10 @@ def command(
         draw_only=draw_only,
         console=console,
     )
-    console.print(_terminal_table(found))
+    for table in _terminal_tables(found, panels or PANELS):
+        console.print(table)
     for name in ("records", "figures", "claims.json", "tables.md", "report.html"):
-        console.print(f"{name:<12} {out / name}", highlight=False)
+        console.print(f"{name:<12} {out / name}", highlight=False, soft_wrap=True)
 
 
 def reproduce(
@@ -125,7 +128,10 @@ def reproduce(
     plan = profiles.profile(profile, epochs_scale, seeds)
     absent = [panel for panel in panels if panel not in plan.panels]
     if absent:
-        raise ValueError(f"figure {absent[0]!r} is not part of the profile {profile!r}")
+        raise ValueError(
+            f"figure {absent[0]!r} is not part of the profile {profile!r}: it needs a GPU and the "
+            "profile 'paper'"
+        )
     wanted = panels or plan.panels
     if part is not None:
         plan = plan.with_part(part)
@@ -141,7 +147,9 @@ def reproduce(
         failures = []
         if not draw_only:
             _refuse_others(out, profile, overwrite)
-            failures = _run(plan, wanted, out, _device(device), data_dir, overwrite, console)
+            on = _device(device)
+            wanted = _within_reach(panels, plan, on)
+            failures = _run(plan, wanted, out, on, data_dir, overwrite, console)
         if failures:
             with suppress(RunError):  # nothing to draw is not the news
                 write(out)
@@ -247,9 +255,24 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device={name!r} is unknown: give auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r} is not there: no CUDA device was found; give cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={name!r} is not supported: give auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count() or "no"
+        raise ValueError(f"device={name!r} is not there: {found} CUDA device was found; give cpu")
     return device
+
+
+def _within_reach(panels: Sequence[str], plan: Profile, device: torch.device) -> Sequence[str]:
+    """The panels asked for, or all that the device can make."""
+    beyond = [panel for panel in plan.panels if PANELS[panel].gpu and device.type != "cuda"]
+    refused = [panel for panel in panels if panel in beyond]
+    if refused:
+        raise ValueError(
+            f"figure {refused[0]!r} compares precisions of products, of which a CPU has one: run "
+            "it on a GPU"
+        )
+    return panels or [panel for panel in plan.panels if panel not in beyond]
 
 
 def _refuse_others(out: Path, profile: str, overwrite: bool) -> None:
@@ -301,14 +324,32 @@ def _bars(console: Console) -> Progress:
     return Progress(*columns, TextColumn("{task.fields[left]}"), console=console)
 
 
-def _terminal_table(found: Sequence[Claim]) -> Table:
-    table = Table("Figure", "Claim", "Measured", "Held to", "Verdict", show_lines=True)
-    for claim in found:
-        verdict = f"[{_COLOURS[claim.verdict]}]{claim.verdict}[/]"
-        remark = f"\n[dim]{claim.remark}[/]" if claim.remark else ""
-        measured = report.number(claim.measured, claim.error)
-        table.add_row(claim.figure, claim.statement, measured, claim.bound, verdict + remark)
-    return table
+def _terminal_tables(found: Sequence[Claim], panels: Collection[str]) -> Iterator[Table]:
+    """The claims about `panels`, the paper's and ours, with how many hold below each."""
+    for ours, title in ((False, "Claims of the paper"), (True, "Claims beyond the paper")):
+        group = [
+            claim
+            for claim in found
+            if claim.ours == ours and any(panel.startswith(claim.figure) for panel in panels)
+        ]
+        if not group:
+            continue
+        counts = sorted(Counter(claim.verdict for claim in group).items())
+        tally = " · ".join(f"[{_COLOURS[verdict]}]{verdict}: {n}[/]" for verdict, n in counts)
+        table = Table(box=box.HORIZONTALS, show_lines=True, expand=True, caption=tally)
+        table.add_column("")
+        table.add_column(title, ratio=2)
+        table.add_column("Measured")
+        table.add_column("Verdict", ratio=1)
+        for claim in group:
+            remark = f"\n[dim]{claim.remark}[/]" if claim.remark else ""
+            table.add_row(
+                claim.figure,
+                f"{claim.statement}\n[dim]{claim.bound}[/]",
+                report.number(claim.measured, claim.error),
+                f"[{_COLOURS[claim.verdict]}]{claim.verdict}[/]{remark}",
+            )
+        yield table
 
 
 def _page(
