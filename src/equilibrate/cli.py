@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from equilibrate import __version__, checkpoints, plots, records
 from equilibrate.experiments import data, landscape_command, reproduce, training
@@ -68,10 +69,14 @@ def train(
     training.spare_threads(task)
     out = out or Path("runs") / task
     mode = "resume" if resume else "overwrite" if overwrite else "new"
-    with _bar() as bar:
-        job = bar.add_task(task, total=epochs, status="")
-        for row in training.train(settings, out, mode=mode, data_dir=data_dir):
-            bar.update(job, completed=row["epoch"], status=_status(row))
+    try:
+        with _bar() as bar:
+            job = bar.add_task(task, total=epochs, status="")
+            for row in training.train(settings, out, mode=mode, data_dir=data_dir):
+                bar.update(job, completed=row["epoch"], status=_status(row))
+    except KeyboardInterrupt:
+        console.print("stopped; --resume goes on where it was")
+        raise
     rows = records.read(out / "train.jsonl").rows
     figure = plots.save(plots.training(rows, title=task), out / "train.png")
     last, lowered = rows[-1], sum(row["lowered"] for row in rows)
@@ -88,7 +93,8 @@ app.command("reproduce")(reproduce.command)
 
 def _bar() -> Progress:
     columns = ["{task.description}", BarColumn(), "{task.completed}/{task.total}"]
-    return Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[status]}"))
+    left = TimeRemainingColumn(table_column=Column(min_width=7))  # a long status would cut it
+    return Progress(*columns, left, TextColumn("{task.fields[status]}"))
 
 
 def _status(row: dict[str, Any]) -> str:

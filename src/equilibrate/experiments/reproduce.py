@@ -85,19 +85,23 @@ def command(
     """
     console = Console()
     out = out or Path("runs") / f"reproduce-{profile}"
-    found = reproduce(
-        panels or (),
-        profile=profile,
-        device=device,
-        data_dir=data_dir,
-        out=out,
-        epochs_scale=epochs_scale,
-        seeds=seeds,
-        part=part,
-        overwrite=overwrite,
-        draw_only=draw_only,
-        console=console,
-    )
+    try:
+        found = reproduce(
+            panels or (),
+            profile=profile,
+            device=device,
+            data_dir=data_dir,
+            out=out,
+            epochs_scale=epochs_scale,
+            seeds=seeds,
+            part=part,
+            overwrite=overwrite,
+            draw_only=draw_only,
+            console=console,
+        )
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on where it was")
+        raise
     for table in _terminal_tables(found, panels or PANELS):
         console.print(table)
     for name in ("records", "figures", "claims.json", "tables.md", "report.html"):
@@ -336,7 +340,8 @@ def _terminal_tables(found: Sequence[Claim], panels: Collection[str]) -> Iterato
             continue
         counts = sorted(Counter(claim.verdict for claim in group).items())
         tally = " · ".join(f"[{_COLOURS[verdict]}]{verdict}: {n}[/]" for verdict, n in counts)
-        table = Table(box=box.HORIZONTALS, show_lines=True, expand=True, caption=tally)
+        table = Table(box=box.HORIZONTALS, show_lines=True, expand=True)
+        table.caption, table.caption_style = tally, "not dim not italic"
         table.add_column("")
         table.add_column(title, ratio=2)
         table.add_column("Measured")
