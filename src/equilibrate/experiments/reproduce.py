@@ -100,7 +100,8 @@ def command(
             console=console,
         )
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on where it was")
+        same = "the same command" + (" without --overwrite" if overwrite else "")
+        console.print(f"stopped; {same} goes on where it was")
         raise
     for table in _terminal_tables(found, panels or PANELS):
         console.print(table)
@@ -150,9 +151,9 @@ def reproduce(
     with _disk(out), records.lock(out), _warnings_to(console):
         failures = []
         if not draw_only:
-            _refuse_others(out, profile, overwrite)
             on = _device(device)
             wanted = _within_reach(panels, plan, on)
+            _refuse_others(out, profile, overwrite)
             failures = _run(plan, wanted, out, on, data_dir, overwrite, console)
         if failures:
             with suppress(RunError):  # nothing to draw is not the news
@@ -262,8 +263,8 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device={name!r} is not supported: give auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count() or "no"
-        raise ValueError(f"device={name!r} is not there: {found} CUDA device was found; give cpu")
+        count = torch.cuda.device_count()
+        raise ValueError(f"device={name!r} is not there: {count} CUDA devices found; give cpu")
     return device
 
 
