@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
 from equilibrate import cli, plots, records
 
@@ -86,6 +87,27 @@ def test_wrong_arguments_are_said_in_one_line(tmp_path, monkeypatch, capsys, arg
     assert stop.value.code == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
     assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        ("training.train", ["train"], "stopped; --resume goes on where it was"),
+        ("reproduce._run", ["reproduce", "1a"], "the same command goes on where it was"),
+        ("reproduce._run", ["reproduce", "1a", "--overwrite"], "command without --overwrite goes"),
+    ],
+)
+def test_who_stops_a_run_is_told_how_it_goes_on(
+    tmp_path, monkeypatch, function, arguments, message
+):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"equilibrate.experiments.{function}", stop)
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 130
+    assert message in result.output
 
 
 def test_a_figure_of_undefined_rows_can_be_drawn(tmp_path):
