@@ -100,7 +100,7 @@ def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
     missing = dict.fromkeys(f"{r.run.name}: {s}" for r in results if (s := r.shortfall))
     if missing:  # below, a legend would lie on it
         place = figure.supxlabel if panel.startswith("B1") else figure.suptitle
-        place("incomplete – " + "; ".join(missing), fontsize=6.5, color="#b00020")
+        place("incomplete – " + ";\n".join(missing), fontsize=6.5, color="#b00020")
 
 
 def _initial(result: Result) -> Figure:
@@ -120,7 +120,9 @@ def _initial(result: Result) -> Figure:
     sides.set_ylabel("half-running averages")
     residual = left[-1] / right[-1] - 1
     ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} % at the end"
-    sides.legend(loc="lower right", title=ratio, title_fontsize=7.5, ncols=2)
+    legend = sides.legend(loc="lower right", title=ratio, title_fontsize=7.5, ncols=2)
+    legend.set(frame_on=True)
+    legend.get_frame().set(edgecolor="none", alpha=0.8)  # a side near zero passes below it
     sides.set_ylim(bottom=float(np.nanmin(right)) / 10)  # room for the legend
     style.plain_ticks(loss)
     return figure
