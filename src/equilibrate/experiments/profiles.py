@@ -260,7 +260,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     sequence_seeds=4,
                     unbiased=_each((lr for lr, _ in _QUICK_MLP_SEQUENCE.treads), 150),
                     unbiased_seeds=3,
-                    grid=240,
+                    grid=120,
                 ),
                 _Size(
                     Task("cnn", "digits-cnn", "digits", "CNN on digits", 25, weight_decay=0.05),
@@ -268,7 +268,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     preset=20,
                     sequence=_QUICK_CNN_SEQUENCE,
                     sequence_seeds=4,
-                    unbiased={"sequence": _QUICK_CNN_SEQUENCE.scaled(0.5)},
+                    unbiased={"sequence": _QUICK_CNN_SEQUENCE.scaled(0.4)},
                     unbiased_seeds=3,
                     grid=40,
                     momentum=0.9,

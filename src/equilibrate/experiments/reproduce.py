@@ -343,7 +343,7 @@ def _terminal_tables(found: Sequence[Claim], panels: Collection[str]) -> Iterato
         tally = " · ".join(f"[{_COLOURS[verdict]}]{verdict}: {n}[/]" for verdict, n in counts)
         table = Table(box=box.HORIZONTALS, show_lines=True, expand=True)
         table.caption, table.caption_style = tally, "not dim not italic"
-        table.add_column("")
+        table.add_column("", min_width=3)
         table.add_column(title, ratio=2)
         table.add_column("Measured")
         table.add_column("Verdict", ratio=1)
