@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +12,8 @@ from typing import Annotated
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+from rich.progress import TaskID
 
 from equilibrate import records, report
 from equilibrate.experiments import (
@@ -28,6 +25,7 @@ from equilibrate.experiments import (
     results,
     runs,
     tables,
+    terminal,
     timings,
 )
 from equilibrate.experiments.claims import Claim
@@ -39,12 +37,6 @@ from equilibrate.experiments.results import Result
 from equilibrate.experiments.runs import Diverged, RunError
 
 _NAMES = {"sgd": "SGD", "adam": "Adam", "amsgrad": "AMSGrad"}
-_COLOURS = {
-    "holds": "green",
-    "fails": "red",
-    "undecided": "yellow",
-    "not tested at this scale": "yellow",
-}
 
 
 def command(
@@ -103,7 +95,7 @@ def command(
         same = "the same command" + (" without --overwrite" if overwrite else "")
         console.print(f"stopped; {same} goes on where it was")
         raise
-    for table in _terminal_tables(found, panels or PANELS):
+    for table in terminal.claims(found, panels or PANELS):
         console.print(table)
     for name in ("records", "figures", "claims.json", "tables.md", "report.html"):
         console.print(f"{name:<12} {out / name}", highlight=False, soft_wrap=True)
@@ -203,7 +195,7 @@ def _run(
     sets = {name: data.load(name, data_dir, progress=not console.quiet) for name in _data(todo)}
     failed: dict[str, str] = {}
     forecast = Forecast(todo)
-    with _threads(plan.threads), _bars(console) as bars:
+    with _threads(plan.threads), terminal.bars(console) as bars:
         total = bars.add_task("all runs", total=sum(run.epochs for run in todo), left="")
         done = 0
         for run in todo:
@@ -322,40 +314,6 @@ def _warnings_to(console: Console) -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: console.print(str(message), style="yellow")
         yield
-
-
-def _bars(console: Console) -> Progress:
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "epochs")
-    return Progress(*columns, TextColumn("{task.fields[left]}"), console=console)
-
-
-def _terminal_tables(found: Sequence[Claim], panels: Collection[str]) -> Iterator[Table]:
-    """The claims about `panels`, the paper's and ours, with how many hold below each."""
-    for ours, title in ((False, "Claims of the paper"), (True, "Claims beyond the paper")):
-        group = [
-            claim
-            for claim in found
-            if claim.ours == ours and any(panel.startswith(claim.figure) for panel in panels)
-        ]
-        if not group:
-            continue
-        counts = sorted(Counter(claim.verdict for claim in group).items())
-        tally = " · ".join(f"[{_COLOURS[verdict]}]{verdict}: {n}[/]" for verdict, n in counts)
-        table = Table(box=box.HORIZONTALS, show_lines=True, expand=True)
-        table.caption, table.caption_style = tally, "not dim not italic"
-        table.add_column("", min_width=3)
-        table.add_column(title, ratio=2)
-        table.add_column("Measured")
-        table.add_column("Verdict", ratio=1)
-        for claim in group:
-            remark = f"\n[dim]{claim.remark}[/]" if claim.remark else ""
-            table.add_row(
-                claim.figure,
-                f"{claim.statement}\n[dim]{claim.bound}[/]",
-                report.number(claim.measured, claim.error),
-                f"[{_COLOURS[claim.verdict]}]{claim.verdict}[/]{remark}",
-            )
-        yield table
 
 
 def _page(
