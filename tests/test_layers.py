@@ -71,6 +71,7 @@ INSIDE = {
         "statements",
         "claims",
         "tables",
+        "terminal",
         "reproduce",
     ],
 }

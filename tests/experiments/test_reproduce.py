@@ -75,7 +75,7 @@ def test_parts_of_a_shorter_run_do_not_stand_for_the_whole(tmp_path):
     reproduce(["B1a"], out=tmp_path, part="mlp-grid:0-0", **SHORT)
     reproduce(["B1a"], out=tmp_path, **SHORT | {"epochs_scale": 0.02})
     result = results.load(tmp_path / "records")["mlp-grid"]
-    assert result.run.epochs == 5
+    assert result.run.epochs == 2
     assert result.finished
 
 
@@ -87,6 +87,16 @@ def test_overwriting_a_run_takes_its_parts_away(tmp_path):
     assert names == {"mlp-amsgrad", "mlp-adam"}
     assert results.load(tmp_path / "records")["mlp-amsgrad"].run.epochs == 2
     assert "mlp-amsgrad.0-1" not in (tmp_path / "tables.md").read_text()  # nor its time
+
+
+def test_no_part_makes_seeds_again(tmp_path):
+    settings = {"out": tmp_path, "epochs_scale": 0.01, "seeds": 3}
+    reproduce(["2a"], part="mlp-sequence:100-101", **settings)
+    with pytest.raises(runs.RunError, match=r"make seeds 101 to 101 again, which .*100-101.jsonl"):
+        reproduce(["2a"], part="mlp-sequence:101-102", **settings)
+    reproduce(["2a"], **settings)
+    with pytest.raises(runs.RunError, match=r"make seeds 102 to 102 again, which .*sequence.jsonl"):
+        reproduce(["2a"], part="mlp-sequence:102-102", **settings)
 
 
 def test_only_what_a_figure_needs_is_run(tmp_path):

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -192,6 +192,8 @@ def _run(
 ) -> list[str]:
     """Make the runs that are missing; those that diverged are told of and left."""
     todo = [run for run in plan.needed(panels) if overwrite or not _made_in_parts(run, out)]
+    if not overwrite:
+        _refuse_seeds_twice(todo, out)
     sets = {name: data.load(name, data_dir, progress=not console.quiet) for name in _data(todo)}
     failed: dict[str, str] = {}
     forecast = Forecast(todo)
@@ -239,6 +241,20 @@ def _made_in_parts(run: Run, out: Path) -> bool:
 
 def _parts(run: Run, out: Path) -> list[Path]:
     return list((out / "records").glob(f"{run.name}.*.jsonl"))
+
+
+def _refuse_seeds_twice(todo: Sequence[Run], out: Path) -> None:
+    """A part of which seeds are recorded would be made in vain; only the whole run may be."""
+    for path in results.record_files(out / "records"):
+        there = Run.from_config(records.read(path).config)
+        for run in todo:
+            same = replace(there, name=run.name, seeds=run.seeds) == run
+            again = sorted(set(run.seeds) & set(there.seeds))
+            if same and again and run.name not in (run.whole_name, there.name):
+                raise RunError(
+                    f"{run.name} would make seeds {again[0]} to {again[-1]} again, which {path} "
+                    "holds: choose others, or overwrite them"
+                )
 
 
 def _data(todo: Sequence[Run]) -> list[str]:
