@@ -333,17 +333,23 @@ def test_six_comparisons_share_one_chance_of_error():
     assert 2 * len(further) == findings.COMPARISONS
 
 
-def test_a_shortened_run_confirms_but_does_not_refute(tmp_path):
-    run = profile("paper", epochs_scale=0.5).runs["mlp-initial"]
-    sides(run, tmp_path, 0.2)
+@pytest.mark.parametrize("residual", [0.2, 0.001])
+def test_fewer_epochs_decide_nothing(tmp_path, residual):
+    sides(profile("paper", epochs_scale=0.5).runs["mlp-initial"], tmp_path, residual)
     claim = verdicts(tmp_path)["initial-meet-mlp"]
     assert (claim.verdict, claim.remark) == (
         "not tested at this scale",
         "incomplete – mlp-initial: 50 of 100 epochs",
     )
-    sides(run, tmp_path, 0.001)
-    claim = verdicts(tmp_path)["initial-meet-mlp"]
-    assert (claim.verdict, claim.remark) == ("holds", "mlp-initial: 50 of 100 epochs")
+
+
+def test_fewer_seeds_confirm_but_do_not_refute(tmp_path):
+    run = profile("paper", seeds=3).runs["mlp-initial"]
+    for residual, verdict in ((0.2, "not tested at this scale"), (0.001, "holds")):
+        sides(run, tmp_path, residual)
+        claim = verdicts(tmp_path)["initial-meet-mlp"]
+        assert claim.verdict == verdict
+        assert claim.remark.endswith("mlp-initial: 3 of 4 seeds")
 
 
 def test_a_stopped_run_neither_confirms_nor_refutes_the_end(tmp_path):

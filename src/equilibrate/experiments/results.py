@@ -61,6 +61,11 @@ class Result:
         return len(self.epoch) > 0 and float(self.epoch[-1]) >= self.run.epochs
 
     @property
+    def has_all_epochs(self) -> bool:
+        """Whether all epochs of its profile have been recorded."""
+        return len(self.epoch) > 0 and float(self.epoch[-1]) >= self.run.full_epochs
+
+    @property
     def whole(self) -> bool:
         """Whether it is finished and has all epochs and seeds of its profile."""
         return self.finished and self.shortfall is None
