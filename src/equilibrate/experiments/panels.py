@@ -37,8 +37,9 @@ _SEQUENCE = (
 _LANDSCAPE = (
     "{title}: the full-batch observable O_FB against the learning rate, mean and 95 % interval "
     "over seeds. The red line runs from the origin through the smallest η: in a harmonic landscape "
-    "with constant noise all points would lie on it. Open markers and their dashed line, if any, are ours: "
-    "batches drawn independently, which have no bias from reshuffling. An inset, if any, enlarges small η."
+    "with constant noise all points would lie on it. Open markers and their dashed line, if any, "
+    "are ours: batches drawn independently, which have no bias from reshuffling. An inset, if any, "
+    "enlarges small η."
 )
 _SCHEDULES = (
     "{title}, SGD without momentum: preset schedule, adaptive schedule (X = 0.01, Y = 0.1) and "
