@@ -27,6 +27,7 @@ from torch import nn
 
 import equilibrate as eq
 from equilibrate.ensemble.network import Network
+from equilibrate.ensemble.parameters import views
 from equilibrate.experiments.models import ARCHITECTURES, build
 
 BATCH = 100
@@ -92,9 +93,9 @@ class Task:
             models, self.images, self.labels, seeds=self.seeds, **self.workload.sgd
         )
         if not explicit:
-            tensors, gradients = ensemble.parameters, ensemble._views(ensemble._flat.gradient)
+            gradients = views(ensemble._flat.gradient, ensemble._shapes)
             ensemble._network = Network(
-                models[0], F.cross_entropy, tensors, gradients, explicit=False
+                models[0], F.cross_entropy, ensemble.parameters, gradients, explicit=False
             )
         return ensemble.run_epoch
 

@@ -195,7 +195,7 @@ def test_at_first_and_in_the_end_are_parts_of_the_run(tmp_path):
     rows = list(result.rows)
     values = np.linspace(0, 1, len(rows))
     for row, value in zip(rows, values, strict=True):
-        row["test_accuracy"][:] = [value] * 12  # type: ignore[index]
+        row["test_accuracy"][:] = [value] * 12
     early = measures.accuracy(result, "eager", measures.BEGINNING)
     late = measures.accuracy(result, "eager", measures.END)
     assert early == pytest.approx(np.full(4, values[: round(len(rows) / 8)].mean()))

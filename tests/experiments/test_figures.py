@@ -97,7 +97,7 @@ def test_landscape_has_students_intervals_and_the_red_line(whole):
     assert high[0] - low[0] == pytest.approx(2 * half_width)
     (red,) = [
         line for line in main.lines if line.get_color() == "#d62728" and len(line.get_xdata())
-    ]  # type: ignore[arg-type]
+    ]
     x, y = np.asarray(red.get_xdata()), np.asarray(red.get_ydata())
     assert (x[0], y[0]) == (0, 0)
     assert y[1] / x[1] == pytest.approx(1.15)
@@ -111,7 +111,7 @@ def test_independent_batches_stand_beside_the_reshuffled(whole):
     seeds = np.array(whole["mlp-unbiased"].run.seeds)
     expected = (1 + 0.1 * (seeds % 4)).mean() * np.array([0.003, 0.005, 0.01, 0.02, 0.05])
     assert points(independent)[0] == pytest.approx(expected)
-    assert independent.lines[0].get_markerfacecolor() == "none"  # type: ignore[attr-defined]
+    assert independent.lines[0].get_markerfacecolor() == "none"
     words = texts(figure)
     assert "reshuffled batches, 95 % interval" in words
     assert "independent batches, 95 % interval" in words
@@ -149,7 +149,7 @@ def test_a_grid_has_its_numbers_in_the_cells_and_frames_around_the_papers(whole,
     cells = {tuple(text.get_position()): text.get_text() for text in epochs.texts}
     # A step of 5 points has left the mean of five epochs after the fifth.
     assert [cells[column, 0] for column in range(4)] == ["10", "15", "35", "55"]
-    assert [patch.get_xy() for patch in final.patches] == [(0.54, 0.54), (1.54, 2.54)]  # type: ignore[attr-defined]
+    assert [patch.get_xy() for patch in final.patches] == [(0.54, 0.54), (1.54, 2.54)]
 
 
 def test_a_grid_of_which_nothing_has_arrived_is_drawn(tmp_path):

@@ -182,7 +182,7 @@ def test_what_cannot_be_run_is_refused():
         ({"precision": "fp8"}, "precision of run 'r' must be one of fp32, tf32, fp16, got 'fp8'"),
     ):
         with pytest.raises(ValueError, match=words):
-            Run("r", TASK, {"a": Stairs(((0.1, 1),))}, (0,), "performance", **wrong)  # type: ignore
+            Run("r", TASK, {"a": Stairs(((0.1, 1),))}, (0,), "performance", **wrong)
     with pytest.raises(ValueError, match="profile='fast' is unknown"):
         profile("fast")
     with pytest.raises(ValueError, match="epochs_scale must lie in"):

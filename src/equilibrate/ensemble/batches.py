@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from equilibrate.ensemble.sampling import Sampling, draw
 from equilibrate.kernels import PackedImages
 
 DataSet = Tensor | PackedImages
@@ -57,6 +59,33 @@ class DataSets:
         if there is images and prepared is not there and not there.is_inference():
             self._kept.append((there, there._version, prepared))
         return prepared
+
+
+class Orders:
+    """The examples of each step of an epoch, (steps, R, B), as `Batches.start` takes them.
+
+    They come from (seed, epoch) alone; the last drawn are kept, so that those of the next epoch
+    can be drawn while a device is at work.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        examples: int,
+        batch_size: int,
+        sampling: Sampling,
+        staged: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._seeds, self._staged = seeds, staged
+        self._settings = examples, batch_size, sampling
+        self._last = -1, torch.empty(0)
+
+    def of(self, epoch: int) -> Tensor:
+        """Those of this epoch."""
+        if self._last[0] != epoch:
+            orders = [draw(seed, epoch, *self._settings) for seed in self._seeds]
+            self._last = epoch, self._staged(torch.from_numpy(np.stack(orders, axis=1)))
+        return self._last[1]
 
 
 class Batches:

@@ -32,6 +32,14 @@ def check_data(images: Tensor, labels: Tensor, batch_size: int, sampling: str) -
         raise ValueError(f'sampling must be "shuffled" or "independent", got {sampling!r}')
 
 
+def check_seeds(seeds: Sequence[int], replicas: int) -> None:
+    """Refuse seeds that are not one for each replica."""
+    if len(seeds) != replicas or not all(seed >= 0 for seed in seeds):
+        raise ValueError(
+            f"seeds must be one number ≥ 0 for each of the {replicas} models, got {seeds}"
+        )
+
+
 def check_precision(precision: str | None) -> None:
     """Refuse what is no precision."""
     if precision not in (None, *get_args(Precision)):

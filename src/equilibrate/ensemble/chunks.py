@@ -1,17 +1,39 @@
-"""How many examples of a whole data set to take at once."""
+"""A whole data set in chunks, and how many examples to take at once."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from equilibrate.ensemble.batches import DataSet, Examples
+from equilibrate.kernels import PackedImages
+
 _EXAMPLES_ON_CPU = 1_000
 _EXAMPLES_ON_GPU = 10_000
 # Outputs of all layers and replicas at once, 8 GiB: what a gradient may have to keep.
 _NUMBERS_ON_GPU = 1 << 31
+
+
+def in_chunks(
+    data_set: DataSet, labels: Tensor, size: int, replicas: int, gathers: bool
+) -> Iterator[tuple[Tensor | Examples, Tensor]]:
+    """Images and labels, `size` of them at a time, the same for all replicas and without copies.
+
+    A network that `gathers` gets them by their places in the data set.
+    """
+    images = data_set.images if isinstance(data_set, PackedImages) else data_set
+    places = torch.arange(len(images), device=labels.device)
+    for start, y in zip(range(0, len(images), size), labels.split(size), strict=True):
+        some = slice(start, start + size)
+        if images is data_set and not gathers:
+            x = images[some].expand(replicas, *y.shape[:1], *images.shape[1:])
+        else:
+            x = Examples(data_set, places[some].expand(replicas, -1))
+        yield x, y.expand(replicas, *y.shape)
 
 
 def most_at_once(model: nn.Module, image: Tensor, replicas: int, device: torch.device) -> int:

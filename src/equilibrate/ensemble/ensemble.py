@@ -7,25 +7,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibrate.averages import HalfRunningBlocks
-from equilibrate.ensemble.batches import Batches, DataSets, Examples
+from equilibrate.ensemble.batches import Batches, DataSets, Examples, Orders
 from equilibrate.ensemble.checks import (
     PerReplica,
     check_data,
     check_models,
     check_precision,
+    check_seeds,
     per_replica,
 )
-from equilibrate.ensemble.chunks import even_chunk, most_at_once
+from equilibrate.ensemble.chunks import even_chunk, in_chunks, most_at_once
 from equilibrate.ensemble.graphs import captured
 from equilibrate.ensemble.network import Loss, Network
+from equilibrate.ensemble.parameters import stacked, views
 from equilibrate.ensemble.precision import Precision, matrix_products, of_torch
-from equilibrate.ensemble.sampling import Sampling, draw
+from equilibrate.ensemble.sampling import Sampling
 from equilibrate.ensemble.updates import Algorithm, Flat, aligned, rule_of, update, zeros
 from equilibrate.ensemble.values import Averages, Epoch, Evaluation
 from equilibrate.kernels import HAS_TRITON
@@ -94,10 +95,7 @@ class Ensemble:
     ) -> None:
         check_models(models)
         check_data(images, labels, batch_size, sampling)
-        if len(seeds) != len(models) or not all(seed >= 0 for seed in seeds):
-            raise ValueError(
-                f"seeds must be one number ≥ 0 for each of the {len(models)} models, got {seeds}"
-            )
+        check_seeds(seeds, len(models))
         check_precision(precision)
         if not weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
@@ -118,17 +116,9 @@ class Ensemble:
         self._labels = self._to_labels(labels)
         self._template = copy.deepcopy(models[0])
 
-        trained = {n: p.shape for n, p in models[0].named_parameters() if p.requires_grad}
-        self._shapes = trained
-        every = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
-        self._constants = {
-            name: torch.stack([tensors[name].detach() for tensors in every]).to(self.device)
-            for name in every[0]
-            if name not in trained
-        }
-        parameters = torch.stack(
-            [torch.cat([tensors[n].detach().reshape(-1) for n in trained]) for tensors in every]
-        ).to(self.device)
+        self._shapes, parameters, constants = stacked(models)
+        self._constants = {name: tensor.to(self.device) for name, tensor in constants.items()}
+        parameters = parameters.to(self.device)
         if self._fused:
             parameters = aligned(parameters)
         self._flat = Flat(
@@ -141,8 +131,8 @@ class Ensemble:
         self._network = Network(
             self._template,
             loss,
-            {**self._views(parameters), **self._constants},
-            self._views(self._flat.gradient),
+            {**views(parameters, self._shapes), **self._constants},
+            views(self._flat.gradient, self._shapes),
             fused=self._fused,
             precision=self.precision,
         )
@@ -162,20 +152,15 @@ class Ensemble:
             gathers=self._network.gathers,
             fused=self._fused,
         )
+        self._orders = Orders(
+            self.seeds, len(images), batch_size, sampling, staged=self._batches.staged
+        )
         self._rows = self._flat.lr.new_zeros((steps, replicas, columns))
         self._at_once = max(n for n in range(1, _AT_ONCE + 1) if steps % n == 0)
         self._advance: Callable[[], None] | None = None
         self._averages = [HalfRunningBlocks((columns,), size=steps) for _ in models]
-        self._drawn = -1, torch.empty(0)
         self._last_lrs = [math.nan] * replicas
         self._epoch = 0
-
-    def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        pieces = flat.split([shape.numel() for shape in self._shapes.values()], dim=1)
-        return {
-            name: piece.view(len(flat), *shape)
-            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
-        }
 
     @property
     def replicas(self) -> int:
@@ -213,7 +198,7 @@ class Ensemble:
     @property
     def parameters(self) -> dict[str, Tensor]:
         """Trained parameters by name, each with the replicas on its first axis: live views."""
-        return self._views(self._flat.parameters)
+        return views(self._flat.parameters, self._shapes)
 
     def module(self, replica: int) -> nn.Module:
         """A replica as an ordinary module, a copy, on the device of `models[0]`."""
@@ -226,13 +211,13 @@ class Ensemble:
 
     def run_epoch(self) -> Epoch:
         """Train every replica for one epoch; the host waits for the device once, at its end."""
-        self._batches.start(self._draw(self._epoch))
+        self._batches.start(self._orders.of(self._epoch))
         if self.device.type == "cpu":
             for _ in range(self.steps_per_epoch):
                 self._step()
         else:
             self._replay()
-            self._draw(self._epoch + 1)  # while the device is at work
+            self._orders.of(self._epoch + 1)  # while the device is at work
         rows = self._rows.to("cpu", copy=True)
         for average, values in zip(self._averages, rows.unbind(1), strict=True):
             average.extend(values)
@@ -398,17 +383,6 @@ class Ensemble:
             "weight_decay": self.weight_decay,
         }
 
-    def _draw(self, epoch: int) -> Tensor:
-        """The examples of each step of an epoch, (steps, R, B); the last drawn are kept."""
-        if self._drawn[0] != epoch:
-            orders = [
-                draw(seed, epoch, len(self._images), self.batch_size, self.sampling)
-                for seed in self.seeds
-            ]
-            order = torch.from_numpy(np.stack(orders, axis=1))
-            self._drawn = epoch, self._batches.staged(order)
-        return self._drawn[1]
-
     def _to_labels(self, labels: Tensor) -> Tensor:
         return labels.to(self.device, None if labels.is_floating_point() else torch.int64)
 
@@ -421,15 +395,8 @@ class Ensemble:
             size = self._most_at_once if on_cpu else even_chunk(len(images), self._most_at_once)
         if size < 1:
             raise ValueError(f"chunk must be at least 1, got {size}")
-        data_set = self._data_sets.of(images)
-        places = torch.arange(len(images), device=self.device)
-        for start, y in zip(range(0, len(images), size), labels.split(size), strict=True):
-            some = slice(start, start + size)
-            if isinstance(data_set, Tensor) and not self._network.gathers:
-                x = data_set[some].expand(self.replicas, *y.shape[:1], *data_set.shape[1:])
-            else:
-                x = Examples(data_set, places[some].expand(self.replicas, -1))
-            yield x, y.expand(self.replicas, *y.shape)
+        gathers = self._network.gathers
+        return in_chunks(self._data_sets.of(images), labels, size, self.replicas, gathers)
 
 
 def fuses(device: torch.device) -> bool:

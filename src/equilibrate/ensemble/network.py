@@ -14,6 +14,7 @@ from equilibrate.ensemble import stages
 from equilibrate.ensemble.batches import DataSet, Examples
 from equilibrate.ensemble.precision import Precision
 from equilibrate.ensemble.stages import (
+    SECOND,
     ConvReluPoolStage,
     Held,
     LinearStage,
@@ -21,7 +22,6 @@ from equilibrate.ensemble.stages import (
     Stage,
     Tensors,
 )
-from equilibrate.ensemble.streams import join
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -112,7 +112,7 @@ class Network:
             if grad is not None:
                 grad = stage.backward(saved, grad)
         if any(isinstance(stage, LinearStage) for stage in self._stages):
-            join(losses.device)
+            SECOND.join(losses.device)
         return losses
 
     def _inputs(self, x: Tensor | Examples) -> Tensor | Examples:

@@ -19,11 +19,12 @@ from torch.func import functional_call, vmap
 from equilibrate import kernels
 from equilibrate.ensemble.batches import DataSet, Examples
 from equilibrate.ensemble.precision import Precision, of_convolutions
-from equilibrate.ensemble.streams import beside
 from equilibrate.kernels import conv_relu_pool, pack_images, why_not_fused
+from equilibrate.kernels.streams import SecondStream
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors, Any], Tensor]
+SECOND = SecondStream()
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class LinearStage(Stage):
     """y = x Wᵀ + b for each replica, or max(y, 0) where a `relu` comes after it.
 
     `fused`: what is around the products goes through Triton kernels. On a GPU the gradient of the
-    weight is left to a second stream, which `streams.join` waits for.
+    weight is left to a second stream, which `SECOND.join` waits for.
     """
 
     def __init__(self, held: Held, *, relu: bool, fused: bool) -> None:
@@ -147,7 +148,7 @@ class LinearStage(Stage):
 
     def _products(self, x: Tensor, grad: Tensor) -> Tensor | None:
         self._read = x, grad  # kept: the second stream may read them after this has returned
-        with beside(grad.device):
+        with SECOND.beside(grad.device):
             torch.bmm(grad.mT, x.flatten(1, -2), out=self._gradients["weight"])
         if not self._through:
             return None

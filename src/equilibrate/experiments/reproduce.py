@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID
 
-from equilibrate import records, report
+from equilibrate import records
 from equilibrate.experiments import (
     claims,
     data,
     figures,
+    page,
     profiles,
-    protocols,
     results,
     runs,
     tables,
@@ -33,10 +33,7 @@ from equilibrate.experiments.forecast import Forecast, spoken
 from equilibrate.experiments.panels import PANELS
 from equilibrate.experiments.profiles import Profile
 from equilibrate.experiments.protocols import Run
-from equilibrate.experiments.results import Result
 from equilibrate.experiments.runs import Diverged, RunError
-
-_NAMES = {"sgd": "SGD", "adam": "Adam", "amsgrad": "AMSGrad"}
 
 
 def command(
@@ -176,8 +173,8 @@ def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
     text = tables.markdown([tables.summary(found), *tables.of_claims(found), *numbers])
     (out / "tables.md").write_text(text, encoding="utf-8")
     drawn = [panel for panel in drawable if (out / "figures" / f"fig{panel}.svg").exists()]
-    page = _page(out, found, drawn, recorded, numbers)
-    (out / "report.html").write_text(page, encoding="utf-8")
+    text = page.compose(out, found, drawn, recorded, numbers)
+    (out / "report.html").write_text(text, encoding="utf-8")
     return found
 
 
@@ -330,77 +327,3 @@ def _warnings_to(console: Console) -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_: console.print(str(message), style="yellow")
         yield
-
-
-def _page(
-    out: Path,
-    found: Sequence[Claim],
-    panels: Sequence[str],
-    recorded: dict[str, Result],
-    numbers: Sequence[report.Table],
-) -> str:
-    first = next(iter(recorded.values()))
-    summary = [
-        "The experiments of “Fluctuation-dissipation relations for stochastic gradient descent”, "
-        "run again: each of its figures, and each claim of its text held to what was measured. "
-        "Figures whose names begin with B, and the second table of claims, go beyond it.",
-    ]
-    if first.profile != "paper":
-        summary.append(
-            f"This is the {first.profile} profile: small models on scikit-learn's digits. It shows "
-            "the relations at work in minutes; what the paper says of MNIST and CIFAR-10 it cannot "
-            "test."
-        )
-    environment = dict(first.environment) | {"device": first.device}
-    return report.page(
-        "The paper, reproduced",
-        summary,
-        [asdict(claim) for claim in found],
-        [
-            report.Illustration(
-                panel, out / "figures" / f"fig{panel}.svg", figures.caption(panel, recorded)
-            )
-            for panel in panels
-        ],
-        [
-            *numbers,
-            _protocol_table(list(recorded.values())),
-            report.Table(
-                "Environment",
-                ("What", "Value"),
-                [(key, str(value)) for key, value in environment.items()],
-            ),
-        ],
-    )
-
-
-def _protocol_table(found: Sequence[Result]) -> report.Table:
-    columns = ("Run", "Task", "Training", "Schedules", "Epochs", "Seeds")
-    rows = []
-    for result in found:
-        run = result.run
-        training = f"{_NAMES[run.algorithm]}, batches of {run.task.batch_size}, "
-        training += f"λ = {run.task.weight_decay:g}"
-        if run.momentum:
-            training += f", μ = {run.momentum:g}"
-        if run.sampling == "independent":
-            training += ", independent batches"
-        start = f" (from the end of {run.start})" if run.start else ""
-        done = int(result.epoch[-1]) if len(result.epoch) else 0
-        rows.append(
-            (
-                run.name + start,
-                run.task.title,
-                training,
-                "; ".join(_describe(schedule) for schedule in run.arms.values()),
-                f"{done} of {run.full_epochs}",
-                f"{len(run.seeds)} of {run.full_seeds}",
-            )
-        )
-    return report.Table("Protocol", columns, rows)
-
-
-def _describe(schedule: protocols.Schedule) -> str:
-    if isinstance(schedule, protocols.Stairs):
-        return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.treads)
-    return f"from η = {schedule.lr:g}, X = {schedule.tolerance:g}, Y = {schedule.decrease:g}"

@@ -3,10 +3,7 @@
 # pyright: reportIndexIssue=false
 # A kernel is subscripted with its grid, which its type does not say where Triton is missing.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from . import _products, _repack
 from ._geometry import Geometry, blocks, packed_shape, power_of_two
+from .streams import SecondStream
 
 BLOCK = 512
 """Entries a program of the elementwise kernels handles; its choice hardly matters."""
@@ -97,30 +95,7 @@ def input_gradient_tile(g: Geometry, precision: str) -> Tile:
     return Tile(m=64, k=16, warps=8, stages=2)
 
 
-@cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-@contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
-    """Launch on a second stream, after what is queued so far; `_join` waits for it.
-
-    Two kernels side by side fill what each would leave idle. Memory is taken before, on the main
-    stream, so that the allocator need not know of the second one.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = _second_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-
-
-def _join(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_second_stream(device))
+_SECOND = SecondStream()
 
 
 def _rows_contiguous(parameter: Tensor) -> Tensor:
@@ -238,15 +213,15 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the images (channels last), weight and bias."""
     inward = InputGradient(weight, g, precision)
-    with _beside(grad.device):
+    with _SECOND.beside(grad.device):
         inward.expand()
     spread, sums = spread_gradient(grad, argmax, g, precision, border=g.reach)
-    _join(grad.device)
+    _SECOND.join(grad.device)
     product = WeightGradient(images, spread, sums, g, precision)
-    with _beside(grad.device):
+    with _SECOND.beside(grad.device):
         product.launch()
     inward.launch(spread)
-    _join(grad.device)
+    _SECOND.join(grad.device)
     return inward.x, product.weight, product.bias
 
 

@@ -1,0 +1,89 @@
+"""The page of a reproduction: claims, figures, numbers, and what was run where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from equilibrate import report
+from equilibrate.experiments import figures, protocols
+from equilibrate.experiments.claims import Claim
+from equilibrate.experiments.results import Result
+
+_NAMES = {"sgd": "SGD", "adam": "Adam", "amsgrad": "AMSGrad"}
+
+
+def compose(
+    out: Path,
+    found: Sequence[Claim],
+    panels: Sequence[str],
+    recorded: Mapping[str, Result],
+    numbers: Sequence[report.Table],
+) -> str:
+    """What was run, measured and found in out, as one HTML page."""
+    first = next(iter(recorded.values()))
+    summary = [
+        "The experiments of “Fluctuation-dissipation relations for stochastic gradient descent”, "
+        "run again: each of its figures, and each claim of its text held to what was measured. "
+        "Figures whose names begin with B, and the second table of claims, go beyond it.",
+    ]
+    if first.profile != "paper":
+        summary.append(
+            f"This is the {first.profile} profile: small models on scikit-learn's digits. It shows "
+            "the relations at work in minutes; what the paper says of MNIST and CIFAR-10 it cannot "
+            "test."
+        )
+    environment = dict(first.environment) | {"device": first.device}
+    return report.page(
+        "The paper, reproduced",
+        summary,
+        [asdict(claim) for claim in found],
+        [
+            report.Illustration(
+                panel, out / "figures" / f"fig{panel}.svg", figures.caption(panel, recorded)
+            )
+            for panel in panels
+        ],
+        [
+            *numbers,
+            _protocol_table(list(recorded.values())),
+            report.Table(
+                "Environment",
+                ("What", "Value"),
+                [(key, str(value)) for key, value in environment.items()],
+            ),
+        ],
+    )
+
+
+def _protocol_table(found: Sequence[Result]) -> report.Table:
+    columns = ("Run", "Task", "Training", "Schedules", "Epochs", "Seeds")
+    rows = []
+    for result in found:
+        run = result.run
+        training = f"{_NAMES[run.algorithm]}, batches of {run.task.batch_size}, "
+        training += f"λ = {run.task.weight_decay:g}"
+        if run.momentum:
+            training += f", μ = {run.momentum:g}"
+        if run.sampling == "independent":
+            training += ", independent batches"
+        start = f" (from the end of {run.start})" if run.start else ""
+        done = int(result.epoch[-1]) if len(result.epoch) else 0
+        rows.append(
+            (
+                run.name + start,
+                run.task.title,
+                training,
+                "; ".join(_describe(schedule) for schedule in run.arms.values()),
+                f"{done} of {run.full_epochs}",
+                f"{len(run.seeds)} of {run.full_seeds}",
+            )
+        )
+    return report.Table("Protocol", columns, rows)
+
+
+def _describe(schedule: protocols.Schedule) -> str:
+    if isinstance(schedule, protocols.Stairs):
+        return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.treads)
+    return f"from η = {schedule.lr:g}, X = {schedule.tolerance:g}, Y = {schedule.decrease:g}"
