@@ -1,5 +1,7 @@
 """Every panel from records alone: what it shows is what stands in them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from experiments.synthetic import write
@@ -7,6 +9,7 @@ from experiments.synthetic import write
 from equilibrate.experiments import figures, results
 from equilibrate.experiments.panels import PANELS
 from equilibrate.experiments.profiles import profile
+from equilibrate.experiments.protocols import Stairs
 from equilibrate.experiments.statistics import estimate
 
 
@@ -125,6 +128,34 @@ def test_a_sequence_that_has_only_begun_stands_beside_all_independent_batches(tm
     main = figures.draw("3a", results.load(tmp_path / "records")).axes[0]
     assert [len(points(bars)[0]) for bars in main.containers] == [1, 5]
     assert len(main.child_axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("heights", "insets"),
+    [
+        ((0.2, 0.4, 0.6, 1.0), 1),  # a line leaves room above
+        ((0.9, 0.9, 0.9, 1.0), 1),  # a plateau leaves room below
+        ((0.9, 0.9, 0.3, 1.0), 0),
+    ],
+)
+def test_an_inset_hides_no_point(tmp_path, heights, insets):
+    lrs = (0.01, 0.02, 0.03, 0.05)
+    run = replace(
+        profile("paper").runs["mlp-sequence"],
+        arms={"sequence": Stairs(tuple((lr, 10) for lr in lrs))},
+        full_epochs=0,
+    )
+    shape = dict(zip(lrs, heights, strict=True))
+    columns = COLUMNS["landscape"] | {"landscape": lambda time, lr, arm, seed: shape[lr]}
+    write(run, tmp_path, columns)
+    main = figures.draw("3a", results.load(tmp_path / "records")).axes[0]
+    assert len(main.child_axes) == insets
+    (_, right), (low, high) = main.get_xlim(), main.get_ylim()
+    for lr, height in shape.items():
+        x, y = lr / right, (height - low) / (high - low)
+        for inset in main.child_axes:
+            box = inset.get_position().transformed(inset.figure.transFigure)
+            assert not box.transformed(main.transAxes.inverted()).contains(x, y)
 
 
 def test_a_landscape_below_zero_is_shown(tmp_path):

@@ -235,8 +235,9 @@ def _landscape(results: Sequence[Result]) -> Figure:
     figure.legend(loc="outside lower center", ncols=1 if len(series) > 1 else 2)
     lrs = np.unique(np.concatenate([one.lrs for one in series]))
     small = lrs[lrs <= _zoom(lrs)]
-    if 2 <= len(small) < len(lrs):
-        inset = axes.inset_axes(_place(axes, series))
+    place = _place(axes, series)
+    if place is not None and 2 <= len(small) < len(lrs):
+        inset = axes.inset_axes(place)
         for one in series:
             one.plot(inset)
         _frame(inset, series, float(small[-1]), 1.15)
@@ -261,16 +262,21 @@ def _frame(axes: Axes, series: Sequence[_Series], largest: float, margin: float)
         axes.set_ylim(0, room)
 
 
-def _place(axes: Axes, series: Sequence[_Series]) -> tuple[float, float, float, float]:
-    """Where the inset goes: above, unless points or lines stand there."""
-    _, right = axes.get_xlim()
-    low, top = axes.get_ylim()
-    for one in series:
-        left = one.lrs < 0.6 * right
-        heights = np.maximum(one.high, one.slope * one.lrs)[left]
-        if (heights > low + 0.5 * (top - low)).any():
-            return (0.47, 0.13, 0.38, 0.38)
-    return (0.14, 0.55, 0.42, 0.4)
+_Box = tuple[float, float, float, float]
+_INSETS: tuple[_Box, ...] = ((0.14, 0.55, 0.42, 0.4), (0.47, 0.13, 0.38, 0.38))
+
+
+def _place(axes: Axes, series: Sequence[_Series]) -> _Box | None:
+    """Where an inset hides no point: above on the left, below on the right, or nowhere."""
+    return next((box for box in _INSETS if not any(_hides(box, axes, s) for s in series)), None)
+
+
+def _hides(box: _Box, axes: Axes, one: _Series) -> bool:
+    """Whether points or their intervals lie behind an inset and its labels."""
+    (_, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    x, low, high = one.lrs / right, *((y - bottom) / (top - bottom) for y in (one.low, one.high))
+    beside = (x < box[0] - 0.06) | (x > box[0] + box[2])
+    return bool((~beside & (high > box[1] - 0.06) & (low < box[1] + box[3])).any())
 
 
 def _zoom(lrs: Array) -> float:
