@@ -20,6 +20,7 @@ ORDER = [
     "kernels",
     "ensemble",
     "landscape",
+    "provenance",
     "records",
     "checkpoints",
     "plots",

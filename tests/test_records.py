@@ -27,7 +27,7 @@ def test_rows_come_back_with_their_environment(tmp_path):
     back = read(path)
     assert back.config == CONFIG
     assert back.rows == [{"a": 1, "x": [1.5, None, None]}, {"a": 2, "x": "θ"}]
-    assert {"equilibrate", "torch", "python", "started"} <= back.environment.keys()
+    assert {"equilibrate", "commit", "torch", "python", "started"} <= back.environment.keys()
     for line in path.read_text().splitlines():
         json.loads(line, parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
 

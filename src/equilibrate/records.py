@@ -21,6 +21,7 @@ import numpy
 import torch
 
 import equilibrate
+from equilibrate import provenance
 
 Row = dict[str, Any]
 
@@ -151,6 +152,7 @@ def environment() -> dict[str, Any]:
     """Where and with what a run was made."""
     return {
         "equilibrate": equilibrate.__version__,
+        "commit": provenance.commit(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),

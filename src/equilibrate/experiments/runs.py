@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibrate import checkpoints, records
+from equilibrate import checkpoints, provenance, records
 from equilibrate.averages import HalfRunningMean
 from equilibrate.ensemble import Averages, Ensemble, Epoch
 from equilibrate.experiments import models, timings
@@ -96,6 +96,7 @@ def _timing(run: Run, ensemble: Ensemble, seconds: float) -> timings.Timing:
         device=torch.cuda.get_device_name(ensemble.device) if on_gpu else "CPU",
         torch=torch.__version__,
         precision=run.precision if on_gpu else "fp32",
+        commit=provenance.commit(),
     )
 
 

@@ -294,12 +294,22 @@ def _speed(timings: Iterable[Timing]) -> Table:
                 f"{timing.steps_per_second:.0f}",
                 f"{timing.replica_step_microseconds:.1f}",
                 f"{timing.device}, torch {timing.torch}",
+                _abbreviated(timing.commit),
             )
         )
     if rows:
-        rows.append(("all", "", "", "", _clock(total), "", "", ""))
+        rows.append(("all", "", "", "", _clock(total), "", "", "", ""))
     columns = ("Run", "replicas", "epochs", "precision", "wall time", "steps/s", "µs/replica-step")
-    return Table("Speed, all measurements included", (*columns, "on"), rows)
+    return Table("Speed, all measurements included", (*columns, "on", "commit"), rows)
+
+
+def _abbreviated(commit: str | None) -> str:
+    """A commit as one names it; + stands for changes that no commit holds.
+
+    >>> _abbreviated("a7f4e8912ab4c5d6e7f8091a2b3c4d5e6f708192+")
+    'a7f4e89+'
+    """
+    return "–" if commit is None else commit[:7] + "+" * commit.endswith("+")
 
 
 def _clock(seconds: float) -> str:

@@ -23,6 +23,8 @@ class Timing:
     device: str
     torch: str
     precision: str
+    commit: str | None = None
+    """Of the code that finished it."""
 
     @property
     def steps_per_second(self) -> float:
