@@ -79,6 +79,7 @@ class Training:
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.observables = torch.zeros(steps, replicas, 2, device=device)
         if compiled:
+            torch.compiler.reset()  # or many trainings in a row would reach its limit of variants
             self.loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
             self.update = torch.compile(self.update, fullgraph=True, dynamic=False)
 

@@ -32,7 +32,7 @@ PERFORMANCE = {
     "test_accuracy": performance,
     "train_accuracy": lambda *values: performance(*values) + 0.05,
 }
-TIMING = Timing("mlp-initial", 4, 150, 600, 21.0, "NVIDIA H200", "2.11.0", "fp32")
+TIMING = Timing("mlp-initial", 4, 150, 600, 21.0, "NVIDIA H200", "2.11.0", "fp32", 4 * "0123456789")
 
 
 def made(folder, *names, timings=(), **options):
@@ -126,8 +126,12 @@ def test_precisions_are_compared_with_single(tmp_path):
 
 def test_speed_of_each_run_and_the_time_of_all(tmp_path):
     """90000 steps of 4 replicas in 21 s."""
-    timings = [TIMING, replace(TIMING, run="cnn-grid", seconds=60.0, precision="fp16")]
-    table = made(tmp_path, timings=timings)["Speed, all measurements included"]
+    second = replace(TIMING, run="cnn-sequence.108-115", seconds=6.0, commit=None)
+    first = replace(TIMING, run="cnn-sequence.100-107", seconds=4.0)
+    grid = replace(TIMING, run="cnn-grid", seconds=60.0, precision="fp16")
+    table = made(tmp_path, timings=[grid, second, TIMING, first])[
+        "Speed, all measurements included"
+    ]
     assert table.rows[0] == (
         "mlp-initial",
         "4",
@@ -137,9 +141,14 @@ def test_speed_of_each_run_and_the_time_of_all(tmp_path):
         "4286",
         "58.3",
         "NVIDIA H200, torch 2.11.0",
+        "0123456",
     )
+    assert len(table.columns) == len(table.rows[0])
     assert (table.rows[1][0], table.rows[1][3]) == ("cnn-grid", "half")
-    assert (table.rows[2][0], table.rows[2][4]) == ("all", "1 min 21 s")
+    assert [row[0] for row in table.rows[2:4]] == [first.run, second.run]
+    assert table.rows[3][-1] == "–"
+    totals = [("those of the paper", "31.0 s"), ("all", "1 min 31 s")]
+    assert [(row[0], row[4]) for row in table.rows[4:]] == totals
 
 
 def test_what_is_missing_is_said(tmp_path):

@@ -98,3 +98,13 @@ PANELS: Mapping[str, Panel] = MappingProxyType(
         )
     }
 )
+
+
+def runs_of_the_paper() -> tuple[str, ...]:
+    """The runs that its own figures show, without ours beside them.
+
+    >>> runs_of_the_paper()[:3]
+    ('mlp-initial', 'cnn-initial', 'mlp-sequence')
+    """
+    theirs = [panel for panel in PANELS.values() if not panel.id.startswith("B")]
+    return tuple(dict.fromkeys(run for panel in theirs for run in panel.runs))

@@ -10,6 +10,8 @@ import numpy as np
 from equilibrate.experiments import findings, measures
 from equilibrate.experiments.claims import Claim
 from equilibrate.experiments.measures import END
+from equilibrate.experiments.panels import runs_of_the_paper
+from equilibrate.experiments.profiles import PROFILES
 from equilibrate.experiments.results import Array, Result, Tread
 from equilibrate.experiments.statistics import Estimate, estimate
 from equilibrate.experiments.timings import Timing
@@ -281,24 +283,28 @@ def _difference(single: Tread | None, tread: Tread, quantity: findings.Quantity)
 
 
 def _speed(timings: Iterable[Timing]) -> Table:
-    rows, total = [], 0.0
-    for timing in timings:
-        total += timing.seconds
-        rows.append(
-            (
-                timing.run,
-                f"{timing.replicas}",
-                f"{timing.epochs}",
-                measures.PRECISIONS[timing.precision],
-                _clock(timing.seconds),
-                f"{timing.steps_per_second:.0f}",
-                f"{timing.replica_step_microseconds:.1f}",
-                f"{timing.device}, torch {timing.torch}",
-                _abbreviated(timing.commit),
-            )
+    """Runs in the order of the protocol, and how long those of the paper took, and all."""
+    order = [*PROFILES["paper"].runs]
+    whole = {timing: timing.run.partition(".")[0] for timing in timings}
+    made = sorted(whole, key=lambda t: (order.index(whole[t]), t.run))
+    rows = [
+        (
+            timing.run,
+            f"{timing.replicas}",
+            f"{timing.epochs}",
+            measures.PRECISIONS[timing.precision],
+            _clock(timing.seconds),
+            f"{timing.steps_per_second:.0f}",
+            f"{timing.replica_step_microseconds:.1f}",
+            f"{timing.device}, torch {timing.torch}",
+            _abbreviated(timing.commit),
         )
-    if rows:
-        rows.append(("all", "", "", "", _clock(total), "", "", "", ""))
+        for timing in made
+    ]
+    theirs = [timing for timing in made if whole[timing] in runs_of_the_paper()]
+    for name, some in {"those of the paper": theirs, "all": made}.items():
+        if some:
+            rows.append((name, "", "", "", _clock(sum(t.seconds for t in some)), "", "", "", ""))
     columns = ("Run", "replicas", "epochs", "precision", "wall time", "steps/s", "µs/replica-step")
     return Table("Speed, all measurements included", (*columns, "on", "commit"), rows)
 
