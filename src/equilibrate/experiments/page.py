@@ -34,7 +34,6 @@ def compose(
             "the relations at work in minutes; what the paper says of MNIST and CIFAR-10 it cannot "
             "test."
         )
-    environment = dict(first.environment) | {"device": first.device}
     return report.page(
         "The paper, reproduced",
         summary,
@@ -48,11 +47,7 @@ def compose(
         [
             *numbers,
             _protocol_table(list(recorded.values())),
-            report.Table(
-                "Environment",
-                ("What", "Value"),
-                [(key, str(value)) for key, value in environment.items()],
-            ),
+            _environment_table(list(recorded.values())),
         ],
     )
 
@@ -87,3 +82,16 @@ def _describe(schedule: protocols.Schedule) -> str:
     if isinstance(schedule, protocols.Stairs):
         return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.treads)
     return f"from η = {schedule.lr:g}, X = {schedule.tolerance:g}, Y = {schedule.decrease:g}"
+
+
+def _environment_table(found: Sequence[Result]) -> report.Table:
+    """Where the runs were made; what differs among them is told in full."""
+    environments = [{**result.environment, "device": result.device} for result in found]
+    rows = []
+    for key in dict.fromkeys(key for environment in environments for key in environment):
+        values = [environment[key] for environment in environments if key in environment]
+        told = list(dict.fromkeys(str(value) for value in values if value is not None))
+        if key == "started":
+            told = [" to ".join(dict.fromkeys((min(told), max(told))))]
+        rows.append((key, ", ".join(told) or "–"))
+    return report.Table("Environment", ("What", "Value"), rows)
