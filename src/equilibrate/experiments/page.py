@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 from equilibrate import report
@@ -70,12 +71,29 @@ def _protocol_table(found: Sequence[Result]) -> report.Table:
                 run.name + start,
                 run.task.title,
                 training,
-                "; ".join(_describe(schedule) for schedule in run.arms.values()),
+                _schedules(list(run.arms.values())),
                 f"{done} of {run.full_epochs}",
                 f"{len(run.seeds)} of {run.full_seeds}",
             )
         )
     return report.Table("Protocol", columns, rows)
+
+
+def _schedules(schedules: Sequence[protocols.Schedule]) -> str:
+    """Every schedule, or what a whole grid of them ranges over.
+
+    >>> grid = [protocols.Adaptive(0.1, 400, x, y) for x in (0.01, 0.1) for y in (0.1, 0.3, 0.5)]
+    >>> _schedules(grid)
+    'from η = 0.1, each X of 0.01, 0.1 with each Y of 0.1, 0.3, 0.5'
+    >>> _schedules(grid[:1])
+    'from η = 0.1, X = 0.01, Y = 0.1'
+    """
+    grid = [(s.lr, s.tolerance, s.decrease) for s in schedules if isinstance(s, protocols.Adaptive)]
+    axes = [sorted(set(axis)) for axis in zip(*grid, strict=True)]
+    if len(grid) == len(schedules) > 2 and sorted(grid) == [*product(*axes)]:
+        lrs, tolerances, decreases = (", ".join(f"{v:g}" for v in axis) for axis in axes)
+        return f"from η = {lrs}, each X of {tolerances} with each Y of {decreases}"
+    return "; ".join(_describe(schedule) for schedule in schedules)
 
 
 def _describe(schedule: protocols.Schedule) -> str:
