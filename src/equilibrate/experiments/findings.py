@@ -12,7 +12,7 @@ import numpy as np
 from equilibrate.experiments import measures
 from equilibrate.experiments.measures import END
 from equilibrate.experiments.results import Array, Result, Tread
-from equilibrate.experiments.statistics import CONFIDENCE, Estimate, estimate
+from equilibrate.experiments.statistics import CONFIDENCE, Estimate, estimate, quotient
 
 MEETING = 0.05
 STRAIGHT = 0.2
@@ -77,7 +77,7 @@ def _worst(estimates: Sequence[Estimate], bound: Bound) -> Finding:
 
 
 def meets(result: Result) -> Finding | None:
-    """L̄/R̄ − 1 at the end, at the learning rate where it is furthest from zero."""
+    """L̄/R̄ − 1 at the end, at the learning rate whose interval reaches furthest from zero."""
     found = [estimate(measures.residual(tread)) for tread in measures.finished(result)]
     return _worst(found, Inside(-MEETING, MEETING)) if found else None
 
@@ -93,11 +93,11 @@ def vanishes(result: Result) -> Finding | None:
     lrs, values = measures.landscape(result)
     if len(lrs) < 2:
         return None
-    return Finding(estimate(values[0]).over(estimate(values[-1])), Inside(-VANISHING, VANISHING))
+    return Finding(quotient(values[0], values[-1]), Inside(-VANISHING, VANISHING))
 
 
 def linear_below(largest: float) -> Callable[[Result], Finding | None]:
-    """How far O_FB/η is from its value at the smallest η, where it is furthest up to `largest`."""
+    """How far O_FB/η is from its value at the smallest η, where that reaches furthest."""
 
     def measure(result: Result) -> Finding | None:
         found = measures.departures(result, largest)
@@ -127,8 +127,8 @@ def lowered(shuffled: Result, independent: Result) -> Finding | None:
     first, second = (
         estimate((values[np.isin(lrs, common)] / common[:, None]).mean(0)) for lrs, values in both
     )
-    quotient = first.over(second)
-    return Finding(Estimate(quotient.mean - 1, quotient.half_width), Inside(high=0.0))
+    ratio = first.over(second)
+    return Finding(Estimate(ratio.mean - 1, ratio.half_width), Inside(high=0.0))
 
 
 def difference(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from equilibrate.experiments.protocols import Adaptive
 from equilibrate.experiments.results import Array, Result, Tread
-from equilibrate.experiments.statistics import Estimate, estimate
+from equilibrate.experiments.statistics import Estimate, estimate, quotient
 
 RELAXED = 0.1
 """How near to each other the sides of FDR1 have to stay for a tread to have relaxed."""
@@ -103,8 +103,7 @@ def departures(result: Result, largest: float) -> list[Estimate]:
     per_lr = values[small] / lrs[small, None]
     if len(per_lr) < 2:
         return []
-    origin = estimate(per_lr[0])
-    quotients = [estimate(row).over(origin) for row in per_lr[1:]]
+    quotients = [quotient(row, per_lr[0]) for row in per_lr[1:]]
     return [Estimate(q.mean - 1, q.half_width) for q in quotients]
 
 
@@ -141,10 +140,10 @@ def reshuffling_offset(tread: Tread) -> float:
 
 
 def accuracy(result: Result, arm: str, part: slice, name: str = "test_accuracy") -> Array:
-    """The accuracy of each seed, averaged over a part of the epochs."""
+    """The accuracy of each seed, averaged over a part of the epochs, at least one of them."""
     _, values = result.measured(name, arm)
     count = len(values)
-    start = round((part.start or 0.0) * (count - 1))
+    start = min(round((part.start or 0.0) * count), count - 1)
     stop = max(1, round((part.stop or 1.0) * count))
     return values[start:stop].mean(0) if count else np.array([])
 
