@@ -64,7 +64,7 @@ def of_claims(claims: Sequence[Claim]) -> list[Table]:
 
 
 _SUMMARY = (
-    ("2", "the two sides of FDR1 meet at every η", "sequence-meet", "{} % apart at the worst η", 100),
+    ("2", "the sides of FDR1 meet at every η", "sequence-meet", "{} % apart at the worst η", 100),
     ("2", "the smaller η, the longer it takes", "sequence-slows", "time ∝ η^({})", 1),
     ("3", "O_FB vanishes with η", "landscape-vanishes", "{} % left at the smallest η", 100),
     ("3", "O_FB is linear in η below 0.01", "landscape-linear", "{} % off the line", 100),
