@@ -241,7 +241,8 @@ def _landscape(results: Sequence[Result]) -> Figure:
         for one in series:
             one.plot(inset)
         _frame(inset, series, float(small[-1]), 1.15)
-        inset.tick_params(labelsize=6)
+        inset.spines[:].set(visible=True, color="0.6")  # or points beside it would read on its axis
+        inset.tick_params(labelsize=6, color="0.6")
         inset.locator_params(nbins=4)
         inset.xaxis.get_offset_text().set_fontsize(6)
         inset.yaxis.get_offset_text().set_fontsize(6)
@@ -263,7 +264,7 @@ def _frame(axes: Axes, series: Sequence[_Series], largest: float, margin: float)
 
 
 _Box = tuple[float, float, float, float]
-_INSETS: tuple[_Box, ...] = ((0.14, 0.55, 0.42, 0.4), (0.47, 0.13, 0.38, 0.38))
+_INSETS: tuple[_Box, ...] = ((0.14, 0.55, 0.42, 0.4), (0.46, 0.13, 0.33, 0.38))
 
 
 def _place(axes: Axes, series: Sequence[_Series]) -> _Box | None:

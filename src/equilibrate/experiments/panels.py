@@ -26,7 +26,7 @@ class Panel:
 
 
 _INITIAL = (
-    "{title}: the approach to stationarity at η = 0.1. Above, the loss of each mini-batch (light) "
+    "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches (light) "
     "and its half-running average (dark); below, the two sides of FDR1, which meet once the norm "
     "of the weights has stopped drifting."
 )
