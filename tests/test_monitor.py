@@ -339,6 +339,15 @@ def test_zero_learning_rate_reads_undefined_not_equilibrium():
     assert "zero" in str(monitor.reading().undefined)
 
 
+def test_a_learning_rate_tensor_of_zero_counts_nothing():
+    model = small_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+    monitor = eq.Monitor(optimizer)
+    optimizer.param_groups[0]["lr"].zero_()
+    train(model, optimizer, steps=4)
+    assert (monitor.reading().left, monitor.reading().right) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_gradient_scaling_and_its_skipped_steps(fused):
     """A skipped step is not seen, or, skipped inside a fused kernel, counts nothing."""
@@ -420,7 +429,6 @@ def test_reset_and_detach():
 
 
 def test_non_finite_gradients_are_reported_and_leave_with_the_window():
-    model = small_model()
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     (p,) = optimizer.param_groups[0]["params"]
     monitor = eq.Monitor(optimizer)
@@ -433,7 +441,16 @@ def test_non_finite_gradients_are_reported_and_leave_with_the_window():
             assert "non-finite" in str(monitor.reading().undefined)
             assert monitor.reading().residual != monitor.reading().residual
     assert monitor.reading().undefined is None
-    del model
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_a_step_to_nowhere_is_not_taken_for_rest(lr):
+    p = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([p], lr=lr, foreach=False)
+    monitor = eq.Monitor(optimizer)
+    p.grad = torch.tensor([1.0, float("nan")])
+    optimizer.step()
+    assert "non-finite" in str(monitor.reading().undefined)
 
 
 @pytest.mark.parametrize("form", SGD_FORMS)
@@ -462,6 +479,28 @@ def test_stopped_and_resumed_readings_are_bit_identical(form, names, tmp_path):
     optimizer.load_state_dict(loaded["optimizer"])
     train(model, optimizer, steps=30, sign=sign)
     assert (monitor.reading(), monitor.readings()) == expected
+
+
+@pytest.mark.parametrize("form", ["decay", "dampening"])
+def test_a_state_goes_on_on_another_device(form):
+    """As torch has it for an optimizer's state; "meta" stands for a GPU, without its numbers."""
+
+    def start(device):
+        p = nn.Parameter(torch.ones(3, device=device))
+        optimizer = torch.optim.SGD([p], lr=0.1, **SGD_FORMS[form])
+        return p, optimizer, eq.Monitor(optimizer)
+
+    def step(p, optimizer):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    p, optimizer, monitor = start("cpu")
+    step(p, optimizer)
+    there, other, resumed = start("meta")
+    other.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(monitor.state_dict())
+    step(there, other)
+    assert resumed.state_dict()["lanes"][0]["average"]["rows"].device.type == "meta"
 
 
 def test_the_state_of_another_model_is_refused():
