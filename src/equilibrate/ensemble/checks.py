@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from equilibrate.ensemble.precision import Precision
+from equilibrate.scheduler import check_rule
 
 PerReplica = float | Sequence[float]
 
@@ -70,6 +71,16 @@ def check_models(models: Sequence[nn.Module]) -> None:
         _check_layer(name, layer)
 
 
+def check_state(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Refuse the state of an ensemble with other settings."""
+    for name, value in mine.items():
+        if saved[name] != value:
+            raise ValueError(
+                f"the state belongs to another ensemble: its {name} is {saved[name]}, here it is "
+                f"{value}"
+            )
+
+
 def _structure(model: nn.Module) -> tuple[Any, ...]:
     parameters = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
     buffers = [(n, b.shape, b.dtype) for n, b in model.named_buffers()]
@@ -106,3 +117,19 @@ def per_replica(name: str, values: PerReplica, replicas: int) -> list[float]:
             f"{name} must be one number, or one for each of the {replicas} replicas, got {values}"
         )
     return list(values)
+
+
+def rule_per_replica(
+    tolerance: PerReplica, decrease: PerReplica, replicas: int
+) -> list[tuple[float, float]]:
+    """(X, Y) of each replica.
+
+    >>> rule_per_replica(0.01, [0.1, 0.3], 2)
+    [(0.01, 0.1), (0.01, 0.3)]
+    """
+    tolerances = per_replica("tolerance", tolerance, replicas)
+    decreases = per_replica("decrease", decrease, replicas)
+    rules = list(zip(tolerances, decreases, strict=True))
+    for x, y in rules:
+        check_rule(x, y)
+    return rules
