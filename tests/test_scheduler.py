@@ -35,6 +35,10 @@ def test_judge(given, equilibrated, reason):
     assert verdict.reason.startswith(reason)
 
 
+def test_the_threshold_itself_is_not_below_it():
+    assert not judge(reading(1.5, 1.0), tolerance=0.5).equilibrated
+
+
 class Balanced:
     """A parameter whose sides of FDR1 are equal at every step: θ·g = (η/2) g²."""
 
