@@ -117,6 +117,5 @@ def test_the_global_random_state_is_left_alone():
 def test_epoch_says_what_it_holds():
     epoch = ensemble_of().run_epoch()
     assert epoch.lr == LRS
-    assert epoch.last_loss == epoch.loss[-1].tolist()
     assert epoch.mean_loss == pytest.approx(epoch.loss.mean(0).tolist())
     assert repr(epoch).startswith("Epoch(epoch=1, step=25, mean_loss=[")

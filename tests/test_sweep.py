@@ -71,7 +71,7 @@ def test_a_rate_that_does_not_equilibrate_is_said_so():
         return model
 
     found = sweep(
-        far, lambda: (INPUTS, TARGETS), lrs=(1e-5, 1e-6), seeds=(0, 1), batch_size=2,
+        far, (INPUTS, TARGETS), lrs=(1e-5, 1e-6), seeds=(0, 1), batch_size=2,
         loss=half_square, max_epochs=9, measure=1,
     )  # fmt: skip
     assert not any(rate.equilibrated for rate in found.rates)
