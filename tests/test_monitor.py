@@ -299,6 +299,17 @@ class HalvedSGD(torch.optim.SGD):
                 p.sub_(group["lr"] / 2 * p.grad)
 
 
+class DecayedSGD(torch.optim.SGD):
+    """Decays the weights by itself and leaves the rest to its parent."""
+
+    @torch.no_grad()
+    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(0.99)
+        return super().step(closure)
+
+
 OTHERS = {
     "Adam": lambda params: torch.optim.Adam(params, lr=1e-2, amsgrad=True),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1),
@@ -317,6 +328,27 @@ def test_step_form_of_any_optimizer_equals_naive_accumulation(name):
         naive.optimizer = type("Other", (), {"param_groups": optimizer.param_groups})()
     train(model, optimizer, naive)
     # Δ is read in single precision as a difference of parameters.
+    assert_agrees(monitor.reading(), naive.left, naive.right, 1e-4)
+
+
+def test_a_step_that_calls_its_parents_is_one_step():
+    """Torch calls hooks around the `step` of every class of which there has been an instance."""
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    model = small_model()
+    optimizer = DecayedSGD(model.parameters(), lr=0.1)
+    monitor, naive = eq.Monitor(optimizer), NaiveSGDSides(optimizer)
+    naive.optimizer = type("Other", (), {"param_groups": optimizer.param_groups})()
+
+    def fail():
+        raise InterruptedError
+
+    train(model, optimizer, naive, steps=4)
+    with pytest.raises(InterruptedError):
+        optimizer.step(fail)
+    for p in model.parameters():
+        p.data.div_(0.99)
+    train(model, optimizer, naive, steps=4)
+    assert (monitor.reading().step, monitor.reading().count) == (8, 4)
     assert_agrees(monitor.reading(), naive.left, naive.right, 1e-4)
 
 
