@@ -444,6 +444,23 @@ def test_a_group_added_later_starts_the_averages_again():
     assert_agrees(monitor.reading(), naive.left, naive.right)
 
 
+@pytest.mark.parametrize("how", ["a new list", "a new entry"])
+def test_parameters_that_take_the_place_of_others_are_those_watched(how):
+    old, new = (nn.Parameter(torch.full((2,), x)) for x in (1.0, 3.0))
+    optimizer = torch.optim.SGD([old], lr=0.1, momentum=0.9)
+    monitor = eq.Monitor(optimizer)
+    old.grad = torch.ones(2)
+    optimizer.step()
+    if how == "a new list":
+        optimizer.param_groups[0]["params"] = [new]
+    else:
+        optimizer.param_groups[0]["params"][0] = new
+    new.grad = torch.ones(2)
+    optimizer.step()
+    assert monitor.reading().count == 1  # averages begin anew
+    assert monitor.reading().left == pytest.approx(6.0)
+
+
 def test_reset_and_detach():
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

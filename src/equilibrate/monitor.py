@@ -42,7 +42,7 @@ class Monitor:
         self._optimizer = optimizer
         self._names = None if names is None else _names_of(optimizer, names)
         self._lanes: list[_Lane] = []
-        self._layout: list[tuple[int, torch.device]] = []
+        self._layout: list[tuple[int, int, int, torch.device]] = []
         self._lrs: list[float | Tensor] = []
         self._step = 0
         self._nests = _may_call_its_parents_step(type(optimizer))
@@ -274,10 +274,13 @@ def _is_inside_another(optimizer: Optimizer) -> bool:
     return sys._getframe(2).f_locals.get("func", own) is not own
 
 
-def _layout(optimizer: Optimizer) -> list[tuple[int, torch.device]]:
-    return [
-        (len(g["params"]), g["params"][0].device) for g in optimizer.param_groups if g["params"]
-    ]
+def _layout(optimizer: Optimizer) -> list[tuple[int, int, int, torch.device]]:
+    """What tells that parameters came, went or moved; looking at each would take as long as a dot.
+
+    A state that is loaded into the optimizer leaves its lists of parameters alone.
+    """
+    lists = [group["params"] for group in optimizer.param_groups if group["params"]]
+    return [(id(params), len(params), id(params[0]), params[0].device) for params in lists]
 
 
 def _frozen(lr: float | Tensor) -> float | Tensor:
