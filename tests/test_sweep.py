@@ -183,6 +183,14 @@ def test_with_momentum_the_slope_has_its_factor_and_no_shuffling_is_claimed():
     assert "reshuffled" not in found.summary()
 
 
+@pytest.mark.parametrize(("noise", "said"), [(0.0, "is 0"), (math.nan, "is nan")])
+def test_rates_without_noise_or_sense_are_refused(noise, said):
+    """Full batches, and runs that diverged in a sweep that waits for nothing."""
+    first = RateReading(0.001, (noise,) * 6, (noise,) * 6, 0.0, 10, 10, True)
+    with pytest.raises(ValueError, match=rf"noise at η = 0\.001 {said}.*leave that rate out"):
+        fit(Sweep((first, *made_up().rates), 0.0, 0.0, "independent", 50, 0.02))
+
+
 def test_rates_out_of_equilibrium_are_left_out():
     whole = made_up(spread=0.0)
     first = RateReading(0.001, (9.0,) * 6, (NOISE,) * 6, 0.5, 10, 10, False)
