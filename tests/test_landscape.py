@@ -260,12 +260,13 @@ def with_layer(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (with_layer(nn.BatchNorm1d(5)), r"BatchNorm1d '1'.*call model\.eval\(\)"),
+        (with_layer(nn.BatchNorm1d(5)), r"'1' \(BatchNorm1d\).*call model\.eval\(\)"),
         (
             with_layer(nn.BatchNorm1d(5, track_running_stats=False)).eval(),
-            "no running statistics; use GroupNorm",
+            "keeps no statistics that could be fixed, so use nn.GroupNorm",
         ),
-        (with_layer(nn.Dropout(0.1)), r"Dropout '1'.*left to chance: call model\.eval\(\)"),
+        (with_layer(nn.Dropout(0.1)), r"'1' \(Dropout\) is random.*call model\.eval\(\)"),
+        (with_layer(nn.RReLU()), r"'1' \(RReLU\) is random"),
         (Noisy(), "something in the model is left to chance"),
         (Mixing(), "must be a mean over examples that do not see each other"),
         (small().requires_grad_(False), "no trainable parameter"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibrate.ensemble.precision import Precision
+from equilibrate.layers import refuse_chance
 from equilibrate.scheduler import check_rule
 
 PerReplica = float | Sequence[float]
@@ -67,8 +68,7 @@ def check_models(models: Sequence[nn.Module]) -> None:
     for name, p in parameters.items():
         if p.dtype != torch.float32:
             raise TypeError(f"parameter {name!r} is {p.dtype}, not float32: call model.float()")
-    for name, layer in models[0].named_modules():
-        _check_layer(name, layer)
+    refuse_chance(models[0])
 
 
 def check_state(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
@@ -85,27 +85,6 @@ def _structure(model: nn.Module) -> tuple[Any, ...]:
     parameters = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
     buffers = [(n, b.shape, b.dtype) for n, b in model.named_buffers()]
     return repr(model), [m.training for m in model.modules()], parameters, buffers
-
-
-def _check_layer(name: str, layer: nn.Module) -> None:
-    kind = type(layer).__name__
-    if isinstance(layer, nn.modules.batchnorm._NormBase) and (
-        layer.training
-        if layer.track_running_stats
-        else isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    ):
-        raise ValueError(
-            f"layer {name!r} ({kind}) makes an output depend on the rest of its mini-batch, or "
-            "remembers it: call model.eval() to fix its statistics, or use nn.GroupNorm"
-        )
-    chance = getattr(layer, "p", 0) if isinstance(layer, nn.modules.dropout._DropoutNd) else 0
-    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
-        chance = layer.dropout
-    if layer.training and (chance or isinstance(layer, nn.RReLU)):
-        raise ValueError(
-            f"layer {name!r} ({kind}) is random, so that its loss has no gradient of its own: "
-            "call model.eval() or take it out"
-        )
 
 
 def per_replica(name: str, values: PerReplica, replicas: int) -> list[float]:
