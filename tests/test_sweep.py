@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from equilibrate import estimates
+from equilibrate.ensemble import Epoch
 from equilibrate.estimates import Estimate
 from equilibrate.experiments import landscape_command, landscape_figure
-from equilibrate.landscape import Departure, RateReading, Sweep, fit, sweep
+from equilibrate.landscape import Departure, RateReading, Sweep, fit, sweep, sweeps
 from equilibrate.solvable import epoch_end_factor
 
 generator = torch.Generator().manual_seed(0)
@@ -91,6 +93,20 @@ def test_bad_arguments_are_refused():
         small_sweep(max_epochs=7)
     with pytest.raises(ValueError, match="epochs must be at least 2, got 1"):
         small_sweep(epochs=1)
+
+
+def test_a_norm_that_turns_around_fools_neither_window():
+    """The sides differ for six epochs and then meet: two quarters are past it after the tenth."""
+    ensemble = SimpleNamespace()
+
+    def run_epoch():
+        left = torch.tensor([[2.0 if len(run.left) < 6 else 1.0]])
+        return Epoch(0, 0, (0.1,), left, torch.ones(1, 1), left, left)
+
+    ensemble.run_epoch = run_epoch
+    run = sweeps._AtOneRate(ensemble, None)  # pyright: ignore[reportArgumentType]
+    assert run.wait(tolerance=0.1, longest=50)
+    assert len(run.left) == 10
 
 
 # -- fits --------------------------------------------------------------------------------------
