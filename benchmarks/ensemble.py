@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import Comparison, command, compare, interleave
+from harness import command, compare, interleave, markdown
 from torch import nn
 
 import equilibrate as eq
@@ -178,27 +178,21 @@ def run(workload: Workload) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """One workload as a table of Markdown."""
-    settings = ", ".join(f"{key} {value:g}" for key, value in result["sgd"].items())
-    lines = [
-        f"**{result['model']}**, {result['replicas']} replicas, batch {BATCH}, {settings}; "
-        f"{result['rounds']} rounds of {result['steps_a_round']} steps",
-        "",
-        "| | CPU ms a replica and step (quartiles) | times faster, CPU | times faster, wall |",
-        "| --- | --- | --- | --- |",
-    ]
-    for name, row in result["variants"].items():
-        seconds = row["seconds"]
-        low, high = (1e3 * q for q in seconds.quartiles)
-        lines.append(
-            f"| {name} | {1e3 * seconds.median:.3f} ({low:.3f} to {high:.3f}) "
-            f"| {_ratio(row['speedup_cpu'])} | {_ratio(row['speedup_wall'])} |"
-        )
-    return "\n".join(lines)
-
-
-def _ratio(c: Comparison) -> str:
-    low, high = c.ratio_interval
-    return f"{c.ratio:.2f} ({low:.2f} to {high:.2f})"
+    return markdown(
+        result["model"],
+        result,
+        f"{result['replicas']} replicas, batch {BATCH}",
+        ["CPU ms a replica and step (quartiles)", "times faster, CPU", "times faster, wall"],
+        (
+            [
+                name,
+                row["seconds"].in_milliseconds(),
+                row["speedup_cpu"].as_ratio(2),
+                row["speedup_wall"].as_ratio(2),
+            ]
+            for name, row in result["variants"].items()
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -31,6 +31,16 @@ class Comparison:
     ratio: float
     ratio_interval: tuple[float, float]
     """Holds the ratio with 95 % confidence (bootstrap over rounds)."""
+
+    def in_milliseconds(self) -> str:
+        """The times: their median and quartiles."""
+        low, high = (1e3 * q for q in self.quartiles)
+        return f"{1e3 * self.median:.3f} ({low:.3f} to {high:.3f})"
+
+    def as_ratio(self, places: int) -> str:
+        """The ratio and its interval."""
+        low, high = (f"{end:.{places}f}" for end in self.ratio_interval)
+        return f"{self.ratio:.{places}f} ({low} to {high})"
 
 
 def interleave(
@@ -56,6 +66,24 @@ def compare(times: Sequence[float], baseline: Sequence[float]) -> Comparison:
         float(np.median(ratios)),
         (float(low), float(high)),
     )
+
+
+def markdown(
+    name: str,
+    result: Mapping[str, Any],
+    details: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+) -> str:
+    """One workload as a table of Markdown, a row for each variant, under what was run."""
+    sgd = ", ".join(f"{key} {value:g}" for key, value in result["sgd"].items())
+    lines = [
+        f"**{name}**, {details}, {sgd}; "
+        f"{result['rounds']} rounds of {result['steps_a_round']} step(s)",
+        "",
+    ]
+    table = [["", *columns], ["---"] * (1 + len(columns)), *rows]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in table])
 
 
 def write(path: Path, results: Any) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import Comparison, command, compare, interleave
+from harness import command, compare, interleave, markdown
 from torch import Tensor, nn
 
 import equilibrate as eq
@@ -324,29 +324,23 @@ def run(workload: Workload) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """One workload as a table of Markdown."""
-    settings = ", ".join(f"{key} {value:g}" for key, value in result["sgd"].items())
-    lines = [
-        f"**{result['workload']}**, {result['parameters']:,} parameters, batch {result['batch']}, "
-        f"{settings}; {result['rounds']} rounds of {result['steps_a_round']} step(s)",
-        "",
-        "| | CPU ms a step (quartiles) | update µs | ratio by update | ratio, CPU | ratio, wall |",
-        "| --- | --- | --- | --- | --- | --- |",
+    measured = [
+        [
+            name,
+            row["cpu"].in_milliseconds(),
+            f"{1e6 * row['update_seconds'].median:.0f}",
+            *(row[ratio].as_ratio(4) for ratio in ("update", "cpu", "wall")),
+        ]
+        for name, row in result["variants"].items()
     ]
-    for name, row in result["variants"].items():
-        cpu, update = row["cpu"], row["update_seconds"]
-        low, high = (1e3 * q for q in cpu.quartiles)
-        lines.append(
-            f"| {name} | {1e3 * cpu.median:.3f} ({low:.3f} to {high:.3f}) "
-            f"| {1e6 * update.median:.0f} | {_ratio(row['update'])} "
-            f"| {_ratio(cpu)} | {_ratio(row['wall'])} |"
-        )
-    lines += [f"| {name} | skipped: {why} | | | | |" for name, why in result["skipped"].items()]
-    return "\n".join(lines)
-
-
-def _ratio(c: Comparison) -> str:
-    low, high = c.ratio_interval
-    return f"{c.ratio:.4f} ({low:.4f} to {high:.4f})"
+    skipped = [[name, f"skipped: {why}", *[""] * 4] for name, why in result["skipped"].items()]
+    return markdown(
+        result["workload"],
+        result,
+        f"{result['parameters']:,} parameters, batch {result['batch']}",
+        ["CPU ms a step (quartiles)", "update µs", "ratio by update", "ratio, CPU", "ratio, wall"],
+        measured + skipped,
+    )
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def test_refused_later():
         ensemble_of().full_gradient(chunk=0)
     with pytest.raises(ValueError, match="decrease must lie between 0 and 1"):
         ensemble_of().schedule(decrease=1.0)
-    with pytest.raises(ValueError, match="tolerance must be positive"):
+    with pytest.raises(ValueError, match="tolerance must be a positive number"):
         ensemble_of().schedule(tolerance=0.0)
     with pytest.raises(ValueError, match="tolerance must be one number, or one for each of the 3"):
         ensemble_of().schedule(tolerance=[0.1])

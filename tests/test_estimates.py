@@ -93,6 +93,8 @@ def test_bad_input_is_refused():
         estimates.mean(torch.zeros(2, 2, 2))
     with pytest.raises(ValueError, match="samples must have shape"):
         estimates.mean(torch.zeros(0))
+    with pytest.raises(ValueError, match="samples must have shape"):
+        estimates.mean(torch.zeros(5, 0))
     with pytest.raises(ValueError, match="measured together"):
         estimates.ratio(torch.zeros(3), torch.zeros(4))
     with pytest.raises(ValueError, match="at least 2 steps"):

@@ -198,6 +198,23 @@ def test_a_reading_without_samples_is_none():
     assert found.table().count("\n") == 1
 
 
+def test_readings_of_no_step_are_refused():
+    with pytest.raises(ValueError, match="no step was taken in: call step"):
+        Readings(0.1).result()
+
+
+def test_without_noise_the_residual_is_undefined():
+    """Labels that the model fits exactly: every gradient is zero, and so are both sides."""
+    model = nn.Linear(2, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    found = read_second_relation(
+        model, half_square, (torch.randn(10, 2), torch.zeros(10, 1)), lr=0.1, batch=2,
+        steps=50, full_batches=10, curvatures=10,
+    )  # fmt: skip
+    assert "FDR1 residual +nan" in found.table()
+
+
 def test_bad_arguments_are_refused():
     data, model = (torch.randn(10, 2), torch.randn(10, 1)), nn.Linear(2, 1)
     with pytest.raises(ValueError, match="lr must be positive"):

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from equilibrate.landscape import Landscape, connected_scaling
+from equilibrate.landscape.examples import Examples
 
 EXAMPLES, BATCH, DECAY = 7, 2, 0.05
 
@@ -81,6 +82,25 @@ def test_tensors_batches_and_a_loader_give_the_same():
     gradients = [Landscape(model, cross_entropy, d).gradient() for d in (data, loader, lists)]
     torch.testing.assert_close(gradients[1], gradients[0])
     torch.testing.assert_close(gradients[2], gradients[0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_loader_that_shuffles_gives_other_batches_each_time_round():
+    """Draws that come again are not independent, and their error bar would be too small."""
+    data = torch.arange(12.0)[:, None], torch.zeros(12)
+    loader = DataLoader(TensorDataset(*data), batch_size=2, shuffle=True)
+    before = torch.get_rng_state()
+
+    def epochs(seed):
+        generator = torch.Generator().manual_seed(seed)
+        batches = Examples(loader).mini_batches(None, 24, generator)
+        drawn = [tuple(inputs.flatten().tolist()) for inputs, _ in batches]
+        return [drawn[k : k + 6] for k in range(0, 24, 6)]
+
+    found = epochs(seed=0)
+    assert all(sorted(x for pair in epoch for x in pair) == list(range(12)) for epoch in found)
+    assert len({tuple(epoch) for epoch in found}) == 4
+    assert found == epochs(seed=0)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -240,12 +260,13 @@ def with_layer(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (with_layer(nn.BatchNorm1d(5)), r"BatchNorm1d '1'.*call model\.eval\(\)"),
+        (with_layer(nn.BatchNorm1d(5)), r"'1' \(BatchNorm1d\).*call model\.eval\(\)"),
         (
             with_layer(nn.BatchNorm1d(5, track_running_stats=False)).eval(),
-            "no running statistics; use GroupNorm",
+            "keeps no statistics that could be fixed, so use nn.GroupNorm",
         ),
-        (with_layer(nn.Dropout(0.1)), r"Dropout '1'.*left to chance: call model\.eval\(\)"),
+        (with_layer(nn.Dropout(0.1)), r"'1' \(Dropout\) is random.*call model\.eval\(\)"),
+        (with_layer(nn.RReLU()), r"'1' \(RReLU\) is random"),
         (Noisy(), "something in the model is left to chance"),
         (Mixing(), "must be a mean over examples that do not see each other"),
         (small().requires_grad_(False), "no trainable parameter"),

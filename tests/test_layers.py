@@ -17,6 +17,7 @@ ORDER = [
     "probes",
     "monitor",
     "scheduler",
+    "layers",
     "kernels",
     "ensemble",
     "landscape",

@@ -63,6 +63,27 @@ def test_resuming_what_was_never_started_starts_it(tmp_path):
     assert read(tmp_path / "run.jsonl").rows == [{"a": 1}]
 
 
+@pytest.mark.parametrize("left", ["nothing", "an empty file"])
+def test_a_checkpoint_without_its_record_is_refused(tmp_path, left):
+    """Its rows are lost: to go on would leave a record that begins in the middle."""
+    path = tmp_path / "run.jsonl"
+    if left != "nothing":
+        path.touch()
+    with pytest.raises(RecordError, match=r"holds 0 rows, the checkpoint counts 3.*overwrite"):
+        Writer(path, config=CONFIG, mode="resume", keep=3)
+
+
+def test_a_row_is_written_whole_however_little_is_taken_at_a_time(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    with Writer(path, config=CONFIG) as writer:
+        with monkeypatch.context() as patch:
+            write = os.write
+            patch.setattr(os, "write", lambda file, data: write(file, data[:3]))
+            writer.write({"a": 1})
+        writer.write({"a": 2})
+    assert read(path).rows == [{"a": 1}, {"a": 2}]
+
+
 @pytest.mark.parametrize("torn", [1, 5, 11])
 def test_a_torn_last_row_is_left_out_and_then_mended(tmp_path, torn):
     path = tmp_path / "run.jsonl"
@@ -101,7 +122,7 @@ def test_a_full_disk_is_said_and_the_rows_before_stay_whole(tmp_path, monkeypatc
     path = tmp_path / "run.jsonl"
     writer = Writer(path, config=CONFIG)
     writer.write({"a": 1})
-    real = os.write
+    real, whole = os.write, path.read_bytes()
 
     def full(file, data):
         real(file, data[:4])
@@ -111,7 +132,7 @@ def test_a_full_disk_is_said_and_the_rows_before_stay_whole(tmp_path, monkeypatc
     with pytest.raises(RecordError, match=r"No space left on device\); its 1 rows are safe"):
         writer.write({"a": 2})
     monkeypatch.undo()
-    assert read(path).rows == [{"a": 1}]
+    assert path.read_bytes() == whole
     writer.write({"a": 3})
     writer.sync()
     writer.close()

@@ -213,6 +213,21 @@ def test_measure_refuses_nothing():
         relations.fdr1().measure([])
 
 
+def test_a_measurement_of_what_diverged_says_so():
+    series = torch.randn(100, generator=torch.Generator().manual_seed(0)).double()
+    series[3] = math.nan
+    found = measurement(series, series.clone(), series.clone())
+    assert not found.holds
+    assert math.isnan(found.left.margin)
+    assert math.isnan(found.residual)
+
+
+def test_the_residual_of_a_measurement_is_undefined_where_nothing_fluctuates():
+    still = torch.zeros(50)
+    assert math.isnan(measurement(still, still, still).residual)
+    assert measurement(still + 1.5, still + 1).residual == pytest.approx(0.5)
+
+
 # -- readings ----------------------------------------------------------------------------------
 
 

@@ -35,6 +35,10 @@ def test_judge(given, equilibrated, reason):
     assert verdict.reason.startswith(reason)
 
 
+def test_the_threshold_itself_is_not_below_it():
+    assert not judge(reading(1.5, 1.0), tolerance=0.5).equilibrated
+
+
 class Balanced:
     """A parameter whose sides of FDR1 are equal at every step: θ·g = (η/2) g²."""
 
@@ -126,13 +130,15 @@ def test_it_chains_after_warm_up():
     run = Balanced(lrs=(0.8,), decrease=0.5)
     warm_up = LinearLR(run.optimizer, start_factor=0.25, total_iters=3)
     chain = SequentialLR(run.optimizer, [warm_up, run.scheduler], milestones=[3])
-    seen = []
+    seen, averaged = [], []
     for _ in range(6):
         seen.append(run.lrs()[0])
         run.train()
         chain.step()
+        averaged.append(run.scheduler.last_decision.reading.count)
     # Warm-up reaches 0.6; the hand-over starts the averages; then each epoch is at equilibrium.
     assert seen == pytest.approx([0.2, 0.4, 0.6, 0.6, 0.3, 0.15])
+    assert averaged[3:] == [2, 2, 2]  # half of the four steps since, none of the warm-up's
     assert run.scheduler.last_decision.lowered
 
 

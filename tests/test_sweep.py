@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from equilibrate import estimates
+from equilibrate.ensemble import Epoch
 from equilibrate.estimates import Estimate
 from equilibrate.experiments import landscape_command, landscape_figure
-from equilibrate.landscape import Departure, RateReading, Sweep, fit, sweep
+from equilibrate.landscape import Departure, RateReading, Sweep, fit, sweep, sweeps
 from equilibrate.solvable import epoch_end_factor
 
 generator = torch.Generator().manual_seed(0)
@@ -71,7 +73,7 @@ def test_a_rate_that_does_not_equilibrate_is_said_so():
         return model
 
     found = sweep(
-        far, lambda: (INPUTS, TARGETS), lrs=(1e-5, 1e-6), seeds=(0, 1), batch_size=2,
+        far, (INPUTS, TARGETS), lrs=(1e-5, 1e-6), seeds=(0, 1), batch_size=2,
         loss=half_square, max_epochs=9, measure=1,
     )  # fmt: skip
     assert not any(rate.equilibrated for rate in found.rates)
@@ -91,6 +93,20 @@ def test_bad_arguments_are_refused():
         small_sweep(max_epochs=7)
     with pytest.raises(ValueError, match="epochs must be at least 2, got 1"):
         small_sweep(epochs=1)
+
+
+def test_a_norm_that_turns_around_fools_neither_window():
+    """The sides differ for six epochs and then meet: two quarters are past it after the tenth."""
+    ensemble = SimpleNamespace()
+
+    def run_epoch():
+        left = torch.tensor([[2.0 if len(run.left) < 6 else 1.0]])
+        return Epoch(0, 0, (0.1,), left, torch.ones(1, 1), left, left)
+
+    ensemble.run_epoch = run_epoch
+    run = sweeps._AtOneRate(ensemble, None)  # pyright: ignore[reportArgumentType]
+    assert run.wait(tolerance=0.1, longest=50)
+    assert len(run.left) == 10
 
 
 # -- fits --------------------------------------------------------------------------------------
@@ -181,6 +197,14 @@ def test_with_momentum_the_slope_has_its_factor_and_no_shuffling_is_claimed():
     )
     assert all(math.isnan(factor) for _, factor in found.shuffling)
     assert "reshuffled" not in found.summary()
+
+
+@pytest.mark.parametrize(("noise", "said"), [(0.0, "is 0"), (math.nan, "is nan")])
+def test_rates_without_noise_or_sense_are_refused(noise, said):
+    """Full batches, and runs that diverged in a sweep that waits for nothing."""
+    first = RateReading(0.001, (noise,) * 6, (noise,) * 6, 0.0, 10, 10, True)
+    with pytest.raises(ValueError, match=rf"noise at η = 0\.001 {said}.*leave that rate out"):
+        fit(Sweep((first, *made_up().rates), 0.0, 0.0, "independent", 50, 0.02))
 
 
 def test_rates_out_of_equilibrium_are_left_out():

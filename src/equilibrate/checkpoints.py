@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-PREVIOUS = ".previous"
 _DAMAGE = (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError)
 
 
@@ -45,7 +44,7 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
     os.replace(partial, path)
 
 
-def load(path: Path | str, map_location: Any = None) -> dict[str, Any] | None:
+def load(path: Path | str) -> dict[str, Any] | None:
     """The newest whole checkpoint under `path`, or None where there never was one.
 
     A damaged one is named in a warning and the one before it is used.
@@ -55,7 +54,7 @@ def load(path: Path | str, map_location: Any = None) -> dict[str, Any] | None:
     damage = []
     for candidate in candidates:
         try:
-            state = _read(candidate, map_location)
+            state = _read(candidate)
         except _DAMAGE as error:
             damage.append(f"{candidate} is damaged ({error})")
             continue
@@ -74,12 +73,12 @@ def remove(path: Path | str) -> None:
 
 
 def _previous(path: Path) -> Path:
-    return path.with_name(path.name + PREVIOUS)
+    return path.with_name(path.name + ".previous")
 
 
-def _read(path: Path, map_location: Any) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums, zipfile does
         bad = archive.testzip()
     if bad is not None:
         raise ValueError(f"checksum of {bad} is wrong")
-    return torch.load(path, map_location=map_location, weights_only=True)
+    return torch.load(path, weights_only=True)

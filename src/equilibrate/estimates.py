@@ -111,7 +111,7 @@ def ratio(numerator: Tensor, denominator: Tensor, *, independent: bool = False) 
 
 
 def _estimate(samples: Tensor, deviations: Tensor, value: float, independent: bool) -> Estimate:
-    if samples.ndim not in (1, 2) or len(samples) == 0:
+    if samples.ndim not in (1, 2) or samples.numel() == 0:
         raise ValueError(
             f"samples must have shape (steps,) or (steps, runs), got {tuple(samples.shape)}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,9 +42,10 @@ class Monitor:
         self._optimizer = optimizer
         self._names = None if names is None else _names_of(optimizer, names)
         self._lanes: list[_Lane] = []
-        self._layout: list[tuple[int, torch.device]] = []
+        self._layout: list[tuple[int, int, int, torch.device]] = []
         self._lrs: list[float | Tensor] = []
         self._step = 0
+        self._nests = _may_call_its_parents_step(type(optimizer))
         # Adding a hook is all that ties the two together.
         self._hooks = [
             optimizer.register_step_pre_hook(self._before),
@@ -115,12 +117,16 @@ class Monitor:
                 lane.load_state_dict(self._optimizer, lane_state)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._nests and _is_inside_another(optimizer):
+            return
         if self._layout != _layout(optimizer):
             self._lay_out()
         for lane in self._lanes:
             lane.before(optimizer)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._nests and _is_inside_another(optimizer):
+            return
         with torch.no_grad():
             for lane in self._lanes:
                 lane.after(optimizer)
@@ -252,10 +258,29 @@ def _names_of(optimizer: Optimizer, names: Names) -> dict[int, str]:
     return given
 
 
-def _layout(optimizer: Optimizer) -> list[tuple[int, torch.device]]:
-    return [
-        (len(g["params"]), g["params"][0].device) for g in optimizer.param_groups if g["params"]
-    ]
+def _may_call_its_parents_step(kind: type[Optimizer]) -> bool:
+    own = [parent for parent in kind.__mro__ if "step" in vars(parent)]
+    return len(own) > 2  # its own and `Optimizer`'s, which does nothing
+
+
+def _is_inside_another(optimizer: Optimizer) -> bool:
+    """Whether a hook is called around the `step` of a parent, which the optimizer's own calls.
+
+    Torch wraps the `step` of each class of which there has been an instance, and each wrapper calls
+    the hooks. It alone knows which `step` it is around; a count of calls would be off for ever once
+    a step has raised an error.
+    """
+    own = getattr(type(optimizer).step, "__wrapped__", None)
+    return sys._getframe(2).f_locals.get("func", own) is not own
+
+
+def _layout(optimizer: Optimizer) -> list[tuple[int, int, int, torch.device]]:
+    """What tells that parameters came, went or moved; looking at each would take as long as a dot.
+
+    A state that is loaded into the optimizer leaves its lists of parameters alone.
+    """
+    lists = [group["params"] for group in optimizer.param_groups if group["params"]]
+    return [(id(params), len(params), id(params[0]), params[0].device) for params in lists]
 
 
 def _frozen(lr: float | Tensor) -> float | Tensor:

@@ -146,11 +146,11 @@ def velocity_along(s: Snapshot, direction: Direction) -> Tensor:
 def matrix_left(s: Snapshot, first: Direction, second: Direction) -> Tensor:
     """(1−ν)[θ_a g_b + g_a θ_b] − μ[θ_a v_b + v_a θ_b], left of the matrix relation.
 
-    Without momentum and dampening it is θ_a g_b + g_a θ_b.
+    v is the velocity before the step, so that this is θ_a u_b + u_a θ_b with u = −v′, which is g
+    for plain SGD.
     """
-    pull = s.kick - s.carried
-    a, b = along(s.parameters, first), along(s.parameters, second)
-    return a * along(pull, second) + along(pull, first) * b
+    (a, ua), (b, ub) = _positions_and_pulls(s, first, second)
+    return a * ub + ua * b
 
 
 def matrix_right(s: Snapshot, first: Direction, second: Direction) -> Tensor:
@@ -238,6 +238,7 @@ def successive(previous: Tensor, s: Snapshot) -> Tensor:
 
 
 def _positions_and_pulls(s: Snapshot, *directions: Direction) -> list[tuple[Tensor, Tensor]]:
+    """θ_a and u_a = −v′_a for each direction a."""
     v = s.velocity_after
     return [(along(s.parameters, d), -along(v, d)) for d in directions]
 

@@ -97,8 +97,9 @@ class StepProbe(Probe):
         moved, square = products(self._params, self._copies).double().view(-1, 2).unbind(1)
         sides = torch.stack([square - moved, square / 2])  # −θ·Δ = Δ² − θ′·Δ
         lr = learning_rate(group)
-        sides = torch.nan_to_num(sides / lr) if isinstance(lr, Tensor) else sides / (lr or 1.0)
-        self._sides.append(sides[None])
+        # At η = 0 nothing moves, and 0/0 is to count nothing.
+        scale = torch.where(lr == 0, 1.0, lr) if isinstance(lr, Tensor) else lr or 1.0
+        self._sides.append((sides / scale)[None])
         self.noted += 1
 
 
@@ -252,7 +253,9 @@ class BlockProbe(SGDProbe):
         return {"carried": self._carried, "age": self._age, "watched": self._watched}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._carried, self._age = state["carried"], state["age"]
+        carried = state["carried"]
+        self._carried = None if carried is None else carried.to(self._params[0].device)
+        self._age = state["age"]
         self._watch(state["watched"])
         self._versions = None
 

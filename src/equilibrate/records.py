@@ -73,11 +73,15 @@ class Writer:
             )
         self._file = _open(self.path)
         self.count = 0
-        if os.fstat(self._file).st_size and mode == "resume":
-            self._take_up(config, keep)
-        else:
-            os.ftruncate(self._file, 0)
-            self._append({"config": config, "environment": environment()})
+        try:
+            if mode == "resume" and (keep or os.fstat(self._file).st_size):
+                self._take_up(config, keep)
+            else:
+                os.ftruncate(self._file, 0)
+                self._append({"config": config, "environment": environment()})
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, row: Row) -> None:
         """Append one row. Once this returns, killing the process does not lose it."""
@@ -99,18 +103,20 @@ class Writer:
         self.close()
 
     def _take_up(self, config: dict[str, Any], keep: int | None) -> None:
-        lines = _whole_lines(self.path.read_bytes())
+        data = self.path.read_bytes()
+        lines = _whole_lines(data)
         written = json.loads(lines[0])["config"] if lines else None
-        if written != _plain(config):
+        if data and written != _plain(config):
             raise RecordError(
                 f"{self.path} was made with other settings ({_difference(written, config)}): "
                 "give the same ones to resume, or overwrite it"
             )
-        self.count = len(lines) - 1 if keep is None else keep
-        if len(lines) < 1 + self.count:
+        rows = max(0, len(lines) - 1)
+        self.count = rows if keep is None else keep
+        if rows < self.count:
             raise RecordError(
-                f"{self.path} holds {len(lines) - 1} rows, the checkpoint counts {keep}: they do "
-                "not belong together; overwrite the run"
+                f"{self.path} holds {rows} rows, the checkpoint counts {keep}: they do not belong "
+                "together; overwrite the run"
             )
         end = sum(len(line) + 1 for line in lines[: 1 + self.count])
         os.ftruncate(self._file, end)
@@ -120,9 +126,8 @@ class Writer:
         data = json.dumps(_plain(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
         start = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
-            written = os.write(self._file, data)
-            if written < len(data):  # a disk that fills up takes a part
-                os.write(self._file, data[written:])
+            while data:  # a disk that fills up takes a part, and then says so
+                data = data[os.write(self._file, data) :]
         except OSError as error:
             os.ftruncate(self._file, start)
             os.lseek(self._file, start, os.SEEK_SET)

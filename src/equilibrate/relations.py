@@ -147,6 +147,11 @@ class Measurement:
     difference: Estimate
 
     @property
+    def residual(self) -> float:
+        """left/right − 1; nan where the right side is zero."""
+        return self.left.value / self.right.value - 1 if self.right.value else math.nan
+
+    @property
     def holds(self) -> bool:
         """Whether the difference is zero within its 95 % confidence interval."""
         return self.difference.covers(0.0)
@@ -166,7 +171,7 @@ def measurement(left: Tensor, right: Tensor, potential: Tensor | None = None) ->
     value, error = mean.value + drift.value, math.hypot(mean.error, drift.error)
     how = f"{mean.how} of the right side, and the {drift.how}"
     # Welch–Satterthwaite, the drift's error being known well.
-    freedom = mean.freedom * (error / mean.error) ** 4 if mean.error else math.inf
+    freedom = mean.freedom * (error / mean.error) ** 4 if mean.error > 0 else math.inf
     return Measurement(Estimate(value, error, mean.count, how, freedom), mean, drift)
 
 

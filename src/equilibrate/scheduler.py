@@ -41,6 +41,14 @@ def judge(reading: Reading, tolerance: float = 0.01, min_count: int = 1) -> Verd
     return Verdict(False, f"not yet: |L/R − 1| = {size:.3g} ≥ {tolerance:g}")
 
 
+def check_rule(tolerance: float, decrease: float) -> None:
+    """Refuse an X that is no threshold, and a Y that is no fraction."""
+    if not (tolerance > 0 and math.isfinite(tolerance)):
+        raise ValueError(f"tolerance must be a positive number such as 0.01, got {tolerance}")
+    if not 0 < decrease < 1:
+        raise ValueError(f"decrease must lie between 0 and 1, such as 0.1, got {decrease}")
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the scheduler did at one call of `step()`, and why."""
@@ -85,10 +93,7 @@ class FDRScheduler(LRScheduler):
         monitor: Monitor | None = None,
         last_epoch: int = -1,
     ) -> None:
-        if not (tolerance > 0 and math.isfinite(tolerance)):
-            raise ValueError(f"tolerance must be a positive number such as 0.01, got {tolerance}")
-        if not 0 < decrease < 1:
-            raise ValueError(f"decrease must lie between 0 and 1, such as 0.1, got {decrease}")
+        check_rule(tolerance, decrease)
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
         if monitor is not None and monitor.optimizer is not optimizer:

@@ -212,6 +212,16 @@ def test_stopped_after_every_epoch_it_ends_with_the_same_bytes(tmp_path, digits)
     assert lines(stopped, "sequence.6-6") == lines(whole, "sequence.6-6")
 
 
+def test_the_disk_holds_the_rows_before_a_checkpoint_counts_them(tmp_path, digits, monkeypatch):
+    """Else a power cut could leave a checkpoint that no record belongs to."""
+    done = []
+    sync, save = records.Writer.sync, checkpoints.save
+    monkeypatch.setattr(records.Writer, "sync", lambda w: (done.append("sync"), sync(w)))
+    monkeypatch.setattr(checkpoints, "save", lambda *x: (done.append("checkpoint"), save(*x)))
+    execute(INITIAL, tmp_path, digits, checkpoint_seconds=0)
+    assert done == ["sync", "checkpoint"] * INITIAL.epochs
+
+
 @pytest.mark.parametrize("how", ["overwritten", "removed", "emptied"])
 def test_a_run_begun_anew_and_killed_does_not_go_on_from_an_old_checkpoint(tmp_path, digits, how):
     execute(INITIAL, tmp_path, digits)

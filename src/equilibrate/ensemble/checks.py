@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from equilibrate.ensemble.precision import Precision
+from equilibrate.layers import refuse_chance
+from equilibrate.scheduler import check_rule
 
 PerReplica = float | Sequence[float]
 
@@ -66,35 +68,23 @@ def check_models(models: Sequence[nn.Module]) -> None:
     for name, p in parameters.items():
         if p.dtype != torch.float32:
             raise TypeError(f"parameter {name!r} is {p.dtype}, not float32: call model.float()")
-    for name, layer in models[0].named_modules():
-        _check_layer(name, layer)
+    refuse_chance(models[0])
+
+
+def check_state(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Refuse the state of an ensemble with other settings."""
+    for name, value in mine.items():
+        if saved[name] != value:
+            raise ValueError(
+                f"the state belongs to another ensemble: its {name} is {saved[name]}, here it is "
+                f"{value}"
+            )
 
 
 def _structure(model: nn.Module) -> tuple[Any, ...]:
     parameters = [(n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()]
     buffers = [(n, b.shape, b.dtype) for n, b in model.named_buffers()]
     return repr(model), [m.training for m in model.modules()], parameters, buffers
-
-
-def _check_layer(name: str, layer: nn.Module) -> None:
-    kind = type(layer).__name__
-    if isinstance(layer, nn.modules.batchnorm._NormBase) and (
-        layer.training
-        if layer.track_running_stats
-        else isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    ):
-        raise ValueError(
-            f"layer {name!r} ({kind}) makes an output depend on the rest of its mini-batch, or "
-            "remembers it: call model.eval() to fix its statistics, or use nn.GroupNorm"
-        )
-    chance = getattr(layer, "p", 0) if isinstance(layer, nn.modules.dropout._DropoutNd) else 0
-    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
-        chance = layer.dropout
-    if layer.training and (chance or isinstance(layer, nn.RReLU)):
-        raise ValueError(
-            f"layer {name!r} ({kind}) is random, so that its loss has no gradient of its own: "
-            "call model.eval() or take it out"
-        )
 
 
 def per_replica(name: str, values: PerReplica, replicas: int) -> list[float]:
@@ -106,3 +96,19 @@ def per_replica(name: str, values: PerReplica, replicas: int) -> list[float]:
             f"{name} must be one number, or one for each of the {replicas} replicas, got {values}"
         )
     return list(values)
+
+
+def rule_per_replica(
+    tolerance: PerReplica, decrease: PerReplica, replicas: int
+) -> list[tuple[float, float]]:
+    """(X, Y) of each replica.
+
+    >>> rule_per_replica(0.01, [0.1, 0.3], 2)
+    [(0.01, 0.1), (0.01, 0.3)]
+    """
+    tolerances = per_replica("tolerance", tolerance, replicas)
+    decreases = per_replica("decrease", decrease, replicas)
+    rules = list(zip(tolerances, decreases, strict=True))
+    for x, y in rules:
+        check_rule(x, y)
+    return rules

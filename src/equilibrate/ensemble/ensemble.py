@@ -19,7 +19,9 @@ from equilibrate.ensemble.checks import (
     check_models,
     check_precision,
     check_seeds,
+    check_state,
     per_replica,
+    rule_per_replica,
 )
 from equilibrate.ensemble.chunks import even_chunk, in_chunks, most_at_once
 from equilibrate.ensemble.graphs import captured
@@ -280,18 +282,14 @@ class Ensemble:
         Call it at an epoch's end. `tolerance` X and `decrease` Y may differ between replicas;
         only those named in `replicas` are judged, all of them by default. One decision each.
         """
-        tolerances = per_replica("tolerance", tolerance, self.replicas)
-        decreases = per_replica("decrease", decrease, self.replicas)
-        if not all(x > 0 for x in tolerances):
-            raise ValueError(f"tolerance must be positive, such as 0.01, got {tolerance}")
-        if not all(0 < y < 1 for y in decreases):
-            raise ValueError(f"decrease must lie between 0 and 1, such as 0.1, got {decrease}")
+        rules = rule_per_replica(tolerance, decrease, self.replicas)
         readings, lrs = self.readings(), self.lr
         decisions = []
         for r in range(self.replicas) if replicas is None else replicas:
-            verdict = judge(readings[r], tolerances[r])
+            x, y = rules[r]
+            verdict = judge(readings[r], x)
             if verdict.equilibrated:
-                lrs[r] *= 1 - decreases[r]
+                lrs[r] *= 1 - y
                 self._averages[r].reset()
             decision = Decision(verdict.equilibrated, verdict.reason, readings[r], (lrs[r],))
             decisions.append(decision)
@@ -354,12 +352,7 @@ class Ensemble:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`, refusing that of an ensemble with other settings."""
-        for name, value in self._settings().items():
-            if state["settings"][name] != value:
-                raise ValueError(
-                    f"the state belongs to another ensemble: its {name} is "
-                    f"{state['settings'][name]}, here it is {value}"
-                )
+        check_state(state["settings"], self._settings())
         self._epoch = state["epoch"]
         self.lr = state["lr"]
         self._last_lrs = list(state["last_lr"])

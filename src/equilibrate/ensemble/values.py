@@ -31,11 +31,6 @@ class Epoch:
         """Mini-batch loss of each replica, averaged over the epoch."""
         return self.loss.mean(0).tolist()
 
-    @property
-    def last_loss(self) -> list[float]:
-        """Loss of each replica's last mini-batch."""
-        return self.loss[-1].tolist()
-
     def __repr__(self) -> str:
         return f"Epoch(epoch={self.epoch}, step={self.step}, mean_loss={self.mean_loss})"
 

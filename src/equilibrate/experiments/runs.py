@@ -70,12 +70,12 @@ def execute(
             trainer.load_state_dict(state["trainer"])
             before = state["seconds"]
         progress(trainer.epoch)
-        begun = saved = time.monotonic()
+        since = saved = time.monotonic()
         while trainer.epoch < run.epochs:
             for row in trainer.run_epoch():
                 writer.write(row)
             now = time.monotonic()
-            seconds = before + now - begun
+            seconds = before + now - since
             if trainer.epoch == run.epochs:
                 timings.note(folder, _timing(run, trainer.ensemble, seconds))
             if trainer.epoch == run.epochs or now - saved >= checkpoint_seconds:

@@ -59,8 +59,8 @@ def train(
     same rows as one never stopped.
     """
     dataset = data.load(TASKS[settings.task], data_dir, progress=True)
-    run = _Run(settings, dataset)
-    state = checkpoints.load(out / "checkpoint.pt") if mode == "resume" else None
+    run, checkpoint = _Run(settings, dataset), out / "checkpoint.pt"
+    state = checkpoints.load(checkpoint) if mode == "resume" else None
     config = {**asdict(settings), "data": dataset.fingerprint}
     keep = state["rows"] if state else 0
     with (
@@ -69,10 +69,13 @@ def train(
     ):
         if state:
             run.load_state_dict(state["run"])
+        else:  # what an earlier record left would be taken for this one's after a kill
+            checkpoints.remove(checkpoint)
         while run.epoch < settings.epochs:
             row = run.advance()
             writer.write(row)
-            checkpoints.save(out / "checkpoint.pt", {"run": run.state_dict(), "rows": writer.count})
+            writer.sync()
+            checkpoints.save(checkpoint, {"run": run.state_dict(), "rows": writer.count})
             yield row
 
 

@@ -51,7 +51,8 @@ class Examples:
     ) -> Iterator[Batch]:
         """`draws` mini-batches: independent ones of `batch` examples, none of them twice in one.
 
-        An iterable's own batches are taken in their own order, and begun again after the last.
+        An iterable's own batches are taken in their own order, and begun again after the last; a
+        loader that shuffles does so afresh each time.
         """
         if self._tensors is None:
             if batch is not None:
@@ -59,7 +60,7 @@ class Examples:
                     f"batch = {batch}, but data comes in batches of its own: leave batch out, or "
                     "give (inputs, targets) tensors"
                 )
-            yield from self._cycled(draws)
+            yield from self._cycled(draws, generator)
             return
         inputs, targets = self._tensors
         if batch is None or not 1 <= batch <= len(inputs):
@@ -78,22 +79,25 @@ class Examples:
             whole = order[: len(order) // batch * batch].split(batch)
             yield ((inputs[chosen], targets[chosen.to(targets.device)]) for chosen in whole)
 
-    def _whole(self) -> Iterator[Batch]:
+    def _whole(self, seed: int | None = None) -> Iterator[Batch]:
         if self._tensors is not None:
             yield self._tensors
             return
         seen = False
         with torch.random.fork_rng(devices=[]):  # a DataLoader draws from the global state
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)
             for inputs, targets in self._batches:
                 seen = True
                 yield inputs, targets
         if not seen:
             raise ValueError("data yields no batch: give a list or a DataLoader that is not empty")
 
-    def _cycled(self, draws: int) -> Iterator[Batch]:
+    def _cycled(self, draws: int, generator: torch.Generator) -> Iterator[Batch]:
         drawn = 0
         while drawn < draws:
-            for pair in self._whole():
+            seed = int(torch.randint(1 << 62, (), generator=generator))
+            for pair in self._whole(seed):
                 if drawn == draws:
                     return
                 yield pair

@@ -111,6 +111,13 @@ def fit(sweep: Sweep) -> Fit:
             f"FDR1 held at {len(used)} of {len(sweep.rates)} learning rates, and a fit needs two: "
             "give max_epochs more, or leave out the smallest rates"
         )
+    for rate in used:
+        noise = _noise(rate).mean().item()
+        if not 0 < noise < math.inf:
+            raise ValueError(
+                f"the mean square of the noise at η = {rate.lr:g} is {noise:g}: without noise, or "
+                "where SGD diverged, there is nothing to read; leave that rate out"
+            )
     shuffled = sweep.sampling == "shuffled" and sweep.momentum == 0
     scale = 2 * (1 - sweep.momentum**2) / (1 - sweep.dampening) ** 2
     slopes: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Models and losses of which a landscape reading would be wrong without anyone noticing."""
+"""Losses of which a landscape reading would be wrong without anyone noticing."""
 
 from __future__ import annotations
 
@@ -6,41 +6,13 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
+from torch import Tensor
 
 from equilibrate.landscape.examples import Batch
 
 _TOLERANCE = 1e-2
 """Wide enough for reduced precision on a GPU, far below what BatchNorm or dropout do to a loss."""
 _ROUNDING = 1e-6
-
-
-def refuse_chance(model: nn.Module) -> None:
-    """Refuse layers whose output depends on the other examples of a batch, or on chance.
-
-    f is then no sum over examples, ⟦∇f^B⟧ is not ∇f, and chunks of another size give another f.
-
-    >>> refuse_chance(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval())
-    """
-    for name, module in model.named_modules():
-        layer = f"{type(module).__name__} '{name}'"
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            remedy = (
-                "call model.eval() to read the landscape with its running statistics"
-                if module.running_mean is not None
-                else "it keeps no running statistics; use GroupNorm or LayerNorm instead"
-            )
-            raise ValueError(
-                f"model has {layer}, which mixes the examples of a batch, so that the loss is no "
-                f"mean over examples: {remedy}"
-            )
-        if isinstance(module, _DropoutNd) and module.training and module.p > 0:
-            raise ValueError(
-                f"model has {layer}, whose output is left to chance: call model.eval() to read the "
-                "landscape without it"
-            )
 
 
 def refuse_losses_that_are_no_mean(loss: Callable[[Batch], Tensor], batch: Batch) -> None:

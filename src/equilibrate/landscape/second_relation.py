@@ -56,10 +56,10 @@ class SecondRelation:
             ("(c) successive mini-batches", self.successive),
             ("(d) Hessian products", self.curvature),
         ]
-        first = self.first.left.value / self.first.right.value - 1
         return "\n".join(
             [
-                f"FDR2 at lr {self.lr:g}, 95 % intervals (FDR1 residual {first:+.3f})",
+                f"FDR2 at lr {self.lr:g}, 95 % intervals (FDR1 residual "
+                f"{self.first.residual:+.3f})",
                 *(
                     f"{name:<42}{e}  ({e.count} samples, {e.how})"
                     for name, e in rows
@@ -175,6 +175,8 @@ class Readings:
 
     def result(self) -> SecondRelation:
         """The four readings, as far as they were taken."""
+        if not self._sides:
+            raise ValueError("no step was taken in: call step for each step of the run first")
         first = measurement(*torch.stack(self._sides, 1))
         return SecondRelation(
             self.lr,

@@ -62,7 +62,7 @@ class Sweep:
 
 def sweep(
     build: Callable[[int], nn.Module],
-    data: Batch | Callable[[], Batch],
+    data: Batch,
     *,
     lrs: Sequence[float],
     seeds: Sequence[int] = (0, 1, 2, 3),
@@ -76,20 +76,19 @@ def sweep(
     max_epochs: int = 2000,
     measure: int = 20,
     epochs: int | None = None,
-    chunk: int = 1000,
     device: torch.device | str = "cpu",
     progress: SweepProgress | None = None,
     finished: Callable[[RateReading], None] = lambda reading: None,
 ) -> Sweep:
     """Measure G(η) at each of `lrs`, for each of `seeds`, in one `Ensemble`.
 
-    `build(seed)` makes a model and `data` is (inputs, targets), or a function that returns them.
-    The rates are gone through from the largest to the smallest, each from where the one before
-    ended. At each, FDR1 is waited for: until L̄/R̄ − 1 of all seeds together is within `tolerance`
-    over the third and over the last quarter of the epochs at this rate (two windows, since a norm
-    that turns around fools one), or `max_epochs` are over. Then it is measured for as many epochs
-    again, and at least `measure`. With `epochs` there is no waiting: that many are run at each
-    rate, as in the paper, and the later half of them is measured.
+    `build(seed)` makes a model and `data` is (inputs, targets). The rates are gone through from the
+    largest to the smallest, each from where the one before ended. At each, FDR1 is waited for:
+    until L̄/R̄ − 1 of all seeds together is within `tolerance` over the third and over the last
+    quarter of the epochs at this rate (two windows, since a norm that turns around fools one), or
+    `max_epochs` are over. Then it is measured for as many epochs again, and at least `measure`.
+    With `epochs` there is no waiting: that many are run at each rate, as in the paper, and the
+    later half of them is measured.
 
     `progress` is told of every epoch and `finished` of every rate as soon as it is measured.
 
@@ -113,11 +112,9 @@ def sweep(
     if longest < least:
         name = "max_epochs" if epochs is None else "epochs"
         raise ValueError(f"{name} must be at least {least}, got {longest}")
-    inputs, targets = data() if callable(data) else data
     ensemble = Ensemble(
         [build(seed) for seed in seeds],
-        inputs,
-        targets,
+        *data,
         seeds=seeds,
         lr=ordered[0],
         batch_size=batch_size,
@@ -131,7 +128,7 @@ def sweep(
     readings: list[RateReading] = []
     for lr in ordered:
         ensemble.lr = lr
-        run = _AtOneRate(ensemble, chunk, progress)
+        run = _AtOneRate(ensemble, progress)
         if epochs is None:
             held = run.wait(tolerance, max_epochs)
             readings.append(run.measure(max(measure, len(run.left)), held))
@@ -146,9 +143,8 @@ def sweep(
 class _AtOneRate:
     """The epochs of an ensemble at one learning rate: means over each, for each replica."""
 
-    def __init__(self, ensemble: Ensemble, chunk: int, progress: SweepProgress | None) -> None:
+    def __init__(self, ensemble: Ensemble, progress: SweepProgress | None) -> None:
         self._ensemble = ensemble
-        self._chunk = chunk
         self._progress = progress
         self.left: list[Tensor] = []
         self._right: list[Tensor] = []
@@ -183,7 +179,7 @@ class _AtOneRate:
         squares: list[Tensor] = []
         for _ in range(epochs):
             self.go(1)
-            square = self._ensemble.full_gradient_square(chunk=self._chunk)
+            square = self._ensemble.full_gradient_square()
             squares.append(torch.tensor(square, dtype=torch.float64))
         e, window = self._ensemble, slice(waited, None)
         lr, keep = e.lr[0], 1 - e.dampening

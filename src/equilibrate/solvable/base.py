@@ -38,7 +38,46 @@ class Step:
         return State(self.next_position, self.next_velocity)
 
 
-class SolvableSGD(ABC):
+class Harmonic(ABC):
+    """Stationary averages over a quadratic loss, from the covariance Σ of θ and the noise in it.
+
+    SGD, and the differential equation that is taken for it, differ in these two alone.
+    """
+
+    hessian: Tensor
+
+    @property
+    @abstractmethod
+    def position_covariance(self) -> Tensor:
+        """Σ = ⟨(θ−θ*)(θ−θ*)ᵀ⟩."""
+
+    @property
+    @abstractmethod
+    def noise_matrix(self) -> Tensor:
+        """C̃ = ⟨ggᵀ⟩, the paper's full two-point noise matrix."""
+
+    @property
+    def left(self) -> float:
+        """Left of FDR1 and FDR1′: ⟨θ·g⟩ = ⟨θ·∇f⟩ = Tr(HΣ), wherever the minimum is."""
+        return product_trace(self.hessian, self.position_covariance)
+
+    @property
+    def excess_loss(self) -> float:
+        """⟨f − f₀⟩ = ½Tr(HΣ): how far the loss would fall if the learning rate went to zero."""
+        return self.left / 2
+
+    @property
+    def full_gradient_square(self) -> float:
+        """⟨(∇f)²⟩ = Tr(HΣH), the paper's G(η)."""
+        return product_trace(self.hessian @ self.position_covariance, self.hessian)
+
+    @property
+    def hessian_noise(self) -> float:
+        """Tr(HC̃): without momentum FDR2 says ⟨(∇f)²⟩ = (η/2)Tr(HC̃)."""
+        return product_trace(self.hessian, self.noise_matrix)
+
+
+class SolvableSGD(Harmonic):
     """SGD with momentum on a quadratic loss: all averages follow from its Hessian and mean noise.
 
     Written in w = v/(1−ν), dampening only rescales the learning rate, to α = η(1−ν). For modes i, j
@@ -53,7 +92,6 @@ class SolvableSGD(ABC):
     every average is zero, and the ratio of two of them undefined.
     """
 
-    hessian: Tensor
     noise: Tensor
     minimum: Tensor
     lr: float
@@ -115,30 +153,10 @@ class SolvableSGD(ABC):
         return self.noise + self.hessian @ self.position_covariance @ self.hessian
 
     @property
-    def left(self) -> float:
-        """Left of FDR1 and FDR1′: ⟨θ·g⟩ = ⟨θ·∇f⟩ = Tr(HΣ), wherever the minimum is."""
-        return product_trace(self.hessian, self.position_covariance)
-
-    @property
     def right(self) -> float:
         """Right of FDR1′: (1+μ)/(2(1−ν)) η⟨v²⟩; it is (η/2)Tr C̃ without momentum (FDR1)."""
         scale = (1 + self.momentum) * self.lr / (2 * (1 - self.dampening))
         return scale * self.velocity_covariance.trace().item()
-
-    @property
-    def excess_loss(self) -> float:
-        """⟨f − f₀⟩ = ½Tr(HΣ): how far the loss would fall if the learning rate went to zero."""
-        return self.left / 2
-
-    @property
-    def full_gradient_square(self) -> float:
-        """⟨(∇f)²⟩ = Tr(HΣH), the paper's G(η)."""
-        return product_trace(self.hessian @ self.position_covariance, self.hessian)
-
-    @property
-    def hessian_noise(self) -> float:
-        """Tr(HC̃): without momentum FDR2 says ⟨(∇f)²⟩ = (η/2)Tr(HC̃)."""
-        return product_trace(self.hessian, self.noise_matrix)
 
     @property
     def velocity_gradient(self) -> float:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from equilibrate.solvable.base import SolvableSGD
+from equilibrate.solvable.base import Harmonic, SolvableSGD
 from equilibrate.solvable.matrices import (
     covariance,
     gaussian,
@@ -76,10 +76,8 @@ class Quadratic(SolvableSGD):
 
     def sde(self) -> SDEPrediction:
         """What a stochastic differential equation predicts for the same settings."""
-        h, basis = torch.linalg.eigh(self.hessian)
         temperature = self.lr * (1 - self.dampening) / (1 - self.momentum)
-        modes = temperature * (basis.T @ self.noise @ basis) / (h[:, None] + h[None, :])
-        return SDEPrediction(self.hessian, self.noise, temperature, basis @ modes @ basis.T)
+        return SDEPrediction(self.hessian, self.noise, temperature)
 
     @property
     def norm_variance(self) -> float:
@@ -122,39 +120,30 @@ class Quadratic(SolvableSGD):
 
 
 @dataclass(frozen=True, eq=False)
-class SDEPrediction:
+class SDEPrediction(Harmonic):
     """What a stochastic differential equation says of SGD: right as ηh → 0, wrong beyond.
 
-    It has the connected noise C where SGD has C̃, hence HΣ + ΣH = η(1−ν)/(1−μ) C. The names are
-    those of `Quadratic`, for comparison.
+    It has the connected noise C where SGD has C̃, hence HΣ + ΣH = TC at the `temperature`
+    T = η(1−ν)/(1−μ), and ⟨(∇f)²⟩ = (T/2)Tr(HC). The names are those of `Quadratic`, for comparison.
     """
 
     hessian: Tensor
-    noise_matrix: Tensor
+    noise: Tensor
     temperature: float
-    position_covariance: Tensor
 
     @property
-    def left(self) -> float:
-        """⟨θ·∇f⟩ = Tr(HΣ)."""
-        return product_trace(self.hessian, self.position_covariance)
+    def position_covariance(self) -> Tensor:
+        """Σ, from HΣ + ΣH = TC."""
+        h, basis = torch.linalg.eigh(self.hessian)
+        modes = self.temperature * (basis.T @ self.noise @ basis) / (h[:, None] + h[None, :])
+        return basis @ modes @ basis.T
+
+    @property
+    def noise_matrix(self) -> Tensor:
+        """C, where SGD has C̃ = C + HΣH."""
+        return self.noise
 
     @property
     def right(self) -> float:
-        """η(1−ν)/(2(1−μ)) Tr C: equal to `left`, and as wrong."""
-        return self.temperature / 2 * self.noise_matrix.trace().item()
-
-    @property
-    def excess_loss(self) -> float:
-        """⟨f − f₀⟩ = ½Tr(HΣ)."""
-        return self.left / 2
-
-    @property
-    def full_gradient_square(self) -> float:
-        """⟨(∇f)²⟩ = Tr(HΣH), here equal to η(1−ν)/(2(1−μ)) Tr(HC)."""
-        return product_trace(self.hessian @ self.position_covariance, self.hessian)
-
-    @property
-    def hessian_noise(self) -> float:
-        """Tr(HC), where SGD has Tr(HC̃)."""
-        return product_trace(self.hessian, self.noise_matrix)
+        """(T/2)Tr C: equal to `left`, and as wrong."""
+        return self.temperature / 2 * self.noise.trace().item()
