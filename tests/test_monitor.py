@@ -403,6 +403,33 @@ def test_a_group_added_later_starts_the_averages_again():
     assert_agrees(monitor.reading(), naive.left, naive.right)
 
 
+def test_a_parameter_replaced_in_its_group_starts_the_averages_again():
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.05)
+    monitor = eq.Monitor(optimizer)
+    train(model, optimizer, steps=10)
+    model[0].weight = nn.Parameter(2 * model[0].weight.detach())
+    optimizer.param_groups[0]["params"][0] = model[0].weight
+    naive = NaiveSGDSides(optimizer)
+    train(model, optimizer, naive, steps=7)
+    assert (monitor.reading().step, monitor.reading().count) == (17, 4)
+    assert_agrees(monitor.reading(), naive.left, naive.right)
+
+
+def test_parameters_added_later_are_checked_as_the_first_were():
+    model, extra = small_model(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = eq.Monitor(optimizer, names=model.named_parameters())
+    optimizer.add_param_group({"params": [extra]})
+    with pytest.raises(ValueError, match=r"names lacks 1 .*\(group 1, parameter 0 of shape \(3,\)"):
+        optimizer.step()
+    monitor.detach()
+    eq.Monitor(optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]})
+    with pytest.raises(TypeError, match="parameter group 2 has complex parameters"):
+        optimizer.step()
+
+
 def test_reset_and_detach():
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -474,6 +501,8 @@ def test_the_state_of_another_model_is_refused():
     other = small_model()
     with pytest.raises(ValueError, match=r"without names, here is .* with names"):
         monitor_of(other, names=other.named_parameters()).load_state_dict(state)
+    with pytest.raises(ValueError, match="state is not that of a Monitor: it holds step, monitor"):
+        monitor_of(other).load_state_dict({"step": 1, "monitor": state})
 
 
 def test_wrong_arguments_are_named():
@@ -485,6 +514,9 @@ def test_wrong_arguments_are_named():
         eq.Monitor(model)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"names lacks 4 parameter\(s\)"):
         eq.Monitor(optimizer, names=nn.Linear(2, 2).named_parameters())
+    for names in (model, ["0.weight"], True):
+        with pytest.raises(TypeError, match=r"names must be pairs .* model.named_parameters\(\)"):
+            eq.Monitor(optimizer, names=names)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"lr of parameter group 0 must be positive, got 0.0"):
         eq.Monitor(torch.optim.SGD(model.parameters(), lr=0.0))
     with pytest.raises(ValueError, match="dampening of parameter group 0 must be below 1"):
