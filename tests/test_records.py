@@ -43,6 +43,18 @@ def test_a_run_is_not_overwritten_unless_told(tmp_path):
         Writer(path, config=CONFIG, mode="go")  # pyright: ignore[reportArgumentType]
 
 
+def test_a_run_that_fails_before_its_first_row_leaves_nothing_to_overwrite(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(ValueError, match="wrong"), Writer(path, config=CONFIG):
+        raise ValueError("wrong settings")
+    assert not path.exists()
+    writer = Writer(path, config=CONFIG)
+    writer.write({"a": 1})
+    with pytest.raises(ValueError, match="later"), writer:
+        raise ValueError("later")
+    assert read(path).rows == [{"a": 1}]
+
+
 def test_resuming_goes_on_after_the_rows_that_are_kept(tmp_path):
     path = tmp_path / "run.jsonl"
     written(path, [{"a": k} for k in range(5)])

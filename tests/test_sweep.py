@@ -2,6 +2,9 @@
 
 import json
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,6 +199,22 @@ def test_rates_out_of_equilibrium_are_left_out():
     assert "FDR1 does not hold" in [t.get_text() for t in figure.axes[0].get_legend().get_texts()]
 
 
+def test_rates_that_were_not_waited_for_and_are_off_are_told():
+    whole = made_up()
+    assert fit(whole).unsettled == ()
+    off = replace(whole.rates[-1], residual=-0.5)
+    found = fit(replace(whole, rates=(*whole.rates[:-1], off)))
+    assert found.unsettled == ((0.1, -0.5),)
+    assert "FDR1 was off by -50 % at η = 0.1" in found.summary()
+
+
+def test_rates_that_diverged_are_refused():
+    whole = made_up()
+    wild = replace(whole.rates[-1], second_left=(1.0, math.nan))
+    with pytest.raises(ValueError, match=r"G is not finite at η = 0.1, .* leave the largest rates"):
+        fit(replace(whole, rates=(*whole.rates[:-1], wild)))
+
+
 def test_a_departure_bends_where_zero_is_outside():
     assert Departure(0.1, Estimate(0.2, 0.05, 4, "")).bends
     assert not Departure(0.1, Estimate(0.2, 0.15, 4, "")).bends
@@ -240,7 +259,23 @@ def test_the_command_measures_a_task_of_the_users_own(run, tmp_path):
     first, *rows = map(json.loads, (tmp_path / "found/landscape.jsonl").read_text().splitlines())
     assert first["config"]["lrs"] == [0.1, 0.05]
     assert [row["lr"] for row in rows] == [0.1, 0.05]
-    assert "holds an earlier run" in str(run(*arguments).exception)
+    assert "holds an earlier run: give --overwrite" in str(run(*arguments).exception)
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        ("nn.Linear, (1, 2)", "(type, (int, int))"),
+        ("nn.Linear(1, 1), (1, 2), nn.MSELoss()", "(Linear, (int, int), MSELoss)"),
+        ("None", "NoneType"),
+    ],
+)
+def test_a_task_that_returns_something_else_is_told_what(tmp_path, monkeypatch, returned, got):
+    monkeypatch.chdir(tmp_path)
+    name = f"own_wrong_task_{abs(hash(returned))}"
+    (tmp_path / f"{name}.py").write_text(f"from torch import nn\ndef task(): return {returned}\n")
+    with pytest.raises(ValueError, match=rf"must return \(a function .*, got {re.escape(got)}$"):
+        landscape_command.find_task(f"{name}:task")
 
 
 def test_the_command_reads_the_digits_with_fixed_epochs(run, tmp_path):
@@ -256,9 +291,13 @@ def test_the_command_reads_the_digits_with_fixed_epochs(run, tmp_path):
         (["--sampling", "random"], "sampling must be independent or shuffled"),
         (["--task", "nothing"], "or MODULE:FUNCTION of your own, got 'nothing'"),
         (["--task", "no_such_module:task"], "cannot be imported"),
+        (["--task", "math:pi"], "'math:pi' must return (a function from seed to model, (inputs"),
+        (["--device", "warp"], "device='warp' is unknown: give auto, cpu or cuda"),
+        (["--lrs", "0.1,-0.2"], "lrs must be positive and finite, got [0.1, -0.2]"),
     ],
 )
 def test_the_command_says_what_is_wrong(run, arguments, says):
     result = run(*arguments)
     assert isinstance(result.exception, ValueError)
     assert says in str(result.exception)
+    assert not Path("runs/landscape/landscape.jsonl").exists()

@@ -45,7 +45,8 @@ class Writer:
     `mode="new"` refuses to overwrite; `"overwrite"` starts the file again; `"resume"` goes on in
     it, if it was made with the same `config`, after its first `keep` rows (all by default), so that
     a run resumed from a checkpoint leaves the same file as one never stopped. A missing folder is
-    made. Numbers that are not finite are written as null.
+    made. Numbers that are not finite are written as null. A `with` that fails before the first row
+    leaves no file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run" / "train.jsonl"
@@ -95,8 +96,10 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        if kind is not None and not self.count:  # nothing that would have to be overwritten
+            self.path.unlink()
 
     def _take_up(self, config: dict[str, Any], keep: int | None) -> None:
         lines = _whole_lines(self.path.read_bytes())

@@ -46,6 +46,8 @@ class Fit:
     """Whether G was divided by these factors, as data taken from reshuffled epochs are."""
     left_out: tuple[float, ...]
     """Rates at which FDR1 was not reached in time."""
+    unsettled: tuple[tuple[float, float], ...]
+    """(η, L̄/R̄ − 1) where FDR1 was off by more than the tolerance over the epochs measured."""
 
     def summary(self) -> str:
         """The fit in plain words."""
@@ -70,8 +72,8 @@ class Fit:
         if self.shuffling and not math.isnan(self.shuffling[0][1]):
             lr, factor = self.shuffling[0]
             lines.append(
-                f"Read at the ends of reshuffled epochs, G is up to {100 * (1 - factor):.0f} % too "
-                f"low at η = {lr:g}"
+                f"Read at the ends of reshuffled epochs, G is up to {100 * (1 - factor):z.0f} % "
+                f"too low at η = {lr:g}"
                 + (
                     "; it was divided by that, and the slope is an upper bound."
                     if self.corrected
@@ -81,6 +83,12 @@ class Fit:
         if self.left_out:
             rates = ", ".join(f"{lr:g}" for lr in self.left_out)
             lines.append(f"Left out, since FDR1 did not hold in time: η = {rates}.")
+        if self.unsettled:
+            rates = ", ".join(f"{100 * off:+.2g} % at η = {lr:g}" for lr, off in self.unsettled)
+            lines.append(
+                f"FDR1 was off by {rates} while G was measured: that may not be the stationary "
+                "state; give more epochs."
+            )
         return "\n".join(lines)
 
 
@@ -110,6 +118,12 @@ def fit(sweep: Sweep) -> Fit:
         raise ValueError(
             f"FDR1 held at {len(used)} of {len(sweep.rates)} learning rates, and a fit needs two: "
             "give max_epochs more, or leave out the smallest rates"
+        )
+    wild = [rate.lr for rate in used if not all(map(math.isfinite, rate.second_left))]
+    if wild:
+        raise ValueError(
+            f"G is not finite at η = {', '.join(f'{lr:g}' for lr in wild)}, since SGD diverged: "
+            "leave the largest rates out"
         )
     shuffled = sweep.sampling == "shuffled" and sweep.momentum == 0
     scale = 2 * (1 - sweep.momentum**2) / (1 - sweep.dampening) ** 2
@@ -144,6 +158,9 @@ def fit(sweep: Sweep) -> Fit:
         tuple((rate.lr, factor) for rate, factor in zip(used, factors, strict=True)),
         shuffled,
         tuple(rate.lr for rate in sweep.rates if not rate.equilibrated),
+        tuple(
+            (rate.lr, rate.residual) for rate in used if not abs(rate.residual) < sweep.tolerance
+        ),
     )
 
 
