@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import typer
 from rich.console import Console
@@ -143,14 +143,19 @@ def find_task(task: str, data_dir: Path | None = None) -> Task:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"task {task!r} cannot be imported: {error}") from error
     found = function() if callable(function) else function
+    if not _is_task(found):
+        raise ValueError(
+            f"task {task!r} must return (a function from seed to model, (inputs, targets), the "
+            f"loss), got {_kinds(found)}"
+        )
+    return found
+
+
+def _is_task(found: object) -> TypeGuard[Task]:
     match found:
-        case (build, (inputs, targets), loss) if callable(build) and callable(loss):
-            if not isinstance(build, nn.Module):
-                return build, (inputs, targets), loss
-    raise ValueError(
-        f"task {task!r} must return (a function from seed to model, (inputs, targets), the loss), "
-        f"got {_kinds(found)}"
-    )
+        case (build, (_, _), loss):  # a model can be called too
+            return callable(build) and callable(loss) and not isinstance(build, nn.Module)
+    return False
 
 
 def _kinds(found: object) -> str:
