@@ -84,7 +84,7 @@ class Fit:
             rates = ", ".join(f"{lr:g}" for lr in self.left_out)
             lines.append(f"Left out, since FDR1 did not hold in time: η = {rates}.")
         if self.unsettled:
-            rates = ", ".join(f"{100 * off:+.2g} % at η = {lr:g}" for lr, off in self.unsettled)
+            rates = ", ".join(f"{100 * off:+.0f} % at η = {lr:g}" for lr, off in self.unsettled)
             lines.append(
                 f"FDR1 was off by {rates} while G was measured: that may not be the stationary "
                 "state; give more epochs."
