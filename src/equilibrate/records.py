@@ -120,7 +120,7 @@ class Writer:
         os.lseek(self._file, end, os.SEEK_SET)
 
     def _append(self, row: Row) -> None:
-        data = json.dumps(_plain(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        data = _line(row)
         start = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
             written = os.write(self._file, data)
@@ -196,6 +196,17 @@ def _open(path: Path) -> int:
 
 def _whole_lines(data: bytes) -> list[bytes]:
     return data.split(b"\n")[:-1]
+
+
+def _line(row: Row) -> bytes:
+    try:
+        return json.dumps(_plain(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except TypeError as error:
+        kinds = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in row.items())
+        raise TypeError(
+            f"a row cannot be written as JSON ({error}); it has {kinds}: pass numbers and strings, "
+            "such as loss.item() and str(path)"
+        ) from error
 
 
 def _plain(value: Any) -> Any:
