@@ -279,6 +279,8 @@ def test_losses_that_are_no_mean_over_examples_are_refused(loss, says):
 
 def test_bad_arguments_are_refused():
     model, data = small(), examples()
+    with pytest.raises(TypeError, match="got tuple: the order is model, loss, data"):
+        Landscape(model, data, cross_entropy)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="chunk must be at least 1"):
         Landscape(model, cross_entropy, data, chunk=0)
     with pytest.raises(ValueError, match="weight_decay must be at least 0"):
