@@ -153,7 +153,8 @@ def find_task(task: str, data_dir: Path | None = None) -> Task:
 
 def _is_task(found: object) -> TypeGuard[Task]:
     match found:
-        case (build, (_, _), loss):  # a model can be called too
+        case (build, (_, _), loss):
+            # A model can be called too, but not with a seed.
             return callable(build) and callable(loss) and not isinstance(build, nn.Module)
     return False
 
