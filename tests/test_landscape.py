@@ -227,6 +227,7 @@ class Noisy(nn.Module):
 class Mixing(nn.Module):
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)  # with some weights the halves' mean is that of the whole by chance
         self.inner = nn.Linear(4, 3).double()
 
     def forward(self, x):
