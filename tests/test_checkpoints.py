@@ -1,7 +1,9 @@
 """Checkpoints are whole or not there; a damaged one is named and the one before is used."""
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,3 +79,11 @@ def test_a_pickle_that_would_run_code_is_not_run(two):
     torch.save({"x": Evil()}, two)
     with pytest.warns(UserWarning, match="is damaged"):
         assert checkpoints.load(two)["epoch"] == 1
+
+
+@pytest.mark.parametrize("odd", [Path("data"), np.float64(0.5), [{"a": slice(3)}]])
+def test_what_could_not_be_loaded_is_refused_when_it_is_saved(two, odd):
+    with pytest.raises(TypeError, match=r"state holds .*, which torch.load refuses by default"):
+        checkpoints.save(two, {"epoch": 3, "odd": odd})
+    assert checkpoints.load(two)["epoch"] == 2
+    assert not two.with_name("checkpoint.pt.partial").exists()

@@ -1,6 +1,7 @@
 """`equilibrate train` as a person would run it."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+import equilibrate
 from equilibrate import cli, plots, records
 
 SHORT = ["--task", "digits-mlp", "--epochs", "6", "--batch-size", "50"]
@@ -71,6 +73,8 @@ def test_a_killed_run_resumes_to_the_same_rows(tmp_path):
     [
         (["--task", "imagenet"], "task must be one of digits-mlp, digits-cnn, mlp, cnn"),
         (["--lr", "0"], "lr must be positive, got 0.0"),
+        (["--lr", "inf"], "lr must be positive, got inf"),
+        (["--momentum", "1.5"], "momentum must lie in [0, 1), got 1.5"),
         (["--epochs", "0"], "epochs must be positive, got 0"),
         (["--tolerance", "-1"], "tolerance must be a positive number such as 0.01, got -1.0"),
         (["--decrease", "1"], "decrease must lie between 0 and 1, such as 0.1, got 1.0"),
@@ -108,6 +112,20 @@ def test_who_stops_a_run_is_told_how_it_goes_on(
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 130
     assert message in result.output
+
+
+def test_the_version_is_said_without_a_command():
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"equilibrate {equilibrate.__version__}\n")
+
+
+def test_every_group_has_its_learning_rate_drawn():
+    row = {"epoch": 1, "loss": 1.0, "left": 1.0, "right": 1.0, "lowered": False}
+    rows = [row | {"lr": [0.1, None]}, row | {"epoch": 2, "lr": [0.1, 0.01]}]
+    *_, rate = plots.training(rows).axes
+    first, second = (line.get_ydata() for line in rate.lines)
+    assert list(first) == [0.1, 0.1]
+    assert list(second) == pytest.approx([math.nan, 0.01], nan_ok=True)
 
 
 def test_a_figure_of_undefined_rows_can_be_drawn(tmp_path):

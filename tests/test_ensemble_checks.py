@@ -47,6 +47,13 @@ def other_activation():
 
 REFUSED = {
     "empty": ({"models": []}, ValueError, "models is empty"),
+    "one model": ({"models": perceptron()}, TypeError, "models is one Sequential: pass a list"),
+    "arrays": (
+        {"images": np.zeros((9, 2, 3), np.float32)},
+        TypeError,
+        r"images must be a tensor, got ndarray: pass torch.as_tensor\(images\)",
+    ),
+    "one seed": ({"seeds": 3}, ValueError, "seeds must be one number ≥ 0 for each of the 3 models"),
     "structure": (
         {"models": [perceptron(), perceptron(), nn.Sequential(nn.Flatten(), nn.Linear(6, 3))]},
         ValueError,

@@ -247,6 +247,7 @@ class Noisy(nn.Module):
 class Mixing(nn.Module):
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)  # with some weights the halves' mean is that of the whole by chance
         self.inner = nn.Linear(4, 3).double()
 
     def forward(self, x):
@@ -300,6 +301,8 @@ def test_losses_that_are_no_mean_over_examples_are_refused(loss, says):
 
 def test_bad_arguments_are_refused():
     model, data = small(), examples()
+    with pytest.raises(TypeError, match="got tuple: the order is model, loss, data"):
+        Landscape(model, data, cross_entropy)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="chunk must be at least 1"):
         Landscape(model, cross_entropy, data, chunk=0)
     with pytest.raises(ValueError, match="weight_decay must be at least 0"):

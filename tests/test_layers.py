@@ -53,6 +53,7 @@ INSIDE = {
         "__init__",
         "formats",
         "data",
+        "devices",
         "models",
         "training",
         "landscape_figure",

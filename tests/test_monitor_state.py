@@ -23,19 +23,33 @@ def test_a_group_added_later_starts_the_averages_again():
 
 @pytest.mark.parametrize("how", ["a new list", "a new entry"])
 def test_parameters_that_take_the_place_of_others_are_those_watched(how):
-    old, new = (nn.Parameter(torch.full((2,), x)) for x in (1.0, 3.0))
-    optimizer = torch.optim.SGD([old], lr=0.1, momentum=0.9)
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.05)
     monitor = eq.Monitor(optimizer)
-    old.grad = torch.ones(2)
-    optimizer.step()
+    train(model, optimizer, steps=10)
+    model[-1].bias = nn.Parameter(2 * model[-1].bias.detach() + 1)
     if how == "a new list":
-        optimizer.param_groups[0]["params"] = [new]
+        optimizer.param_groups[0]["params"] = list(model.parameters())
     else:
-        optimizer.param_groups[0]["params"][0] = new
-    new.grad = torch.ones(2)
-    optimizer.step()
-    assert monitor.reading().count == 1  # averages begin anew
-    assert monitor.reading().left == pytest.approx(6.0)
+        optimizer.param_groups[0]["params"][-1] = model[-1].bias
+    naive = NaiveSGDSides(optimizer)
+    train(model, optimizer, naive, steps=7)
+    assert (monitor.reading().step, monitor.reading().count) == (17, 4)  # averages begin anew
+    assert_agrees(monitor.reading(), naive.left, naive.right)
+
+
+def test_parameters_added_later_are_checked_as_the_first_were():
+    model, extra = small_model(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = eq.Monitor(optimizer, names=model.named_parameters())
+    optimizer.add_param_group({"params": [extra]})
+    with pytest.raises(ValueError, match=r"names lacks 1 .*\(group 1, parameter 0 of shape \(3,\)"):
+        optimizer.step()
+    monitor.detach()
+    eq.Monitor(optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]})
+    with pytest.raises(TypeError, match="parameter group 2 has complex parameters"):
+        optimizer.step()
 
 
 def test_reset_and_detach():
@@ -139,6 +153,8 @@ def test_the_state_of_another_model_is_refused():
     other = small_model()
     with pytest.raises(ValueError, match=r"without names, here is .* with names"):
         monitor_of(other, names=other.named_parameters()).load_state_dict(state)
+    with pytest.raises(ValueError, match="state is not that of a Monitor: it holds step, monitor"):
+        monitor_of(other).load_state_dict({"step": 1, "monitor": state})
 
 
 def test_wrong_arguments_are_named():
@@ -150,6 +166,9 @@ def test_wrong_arguments_are_named():
         eq.Monitor(model)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"names lacks 4 parameter\(s\)"):
         eq.Monitor(optimizer, names=nn.Linear(2, 2).named_parameters())
+    for names in (model, ["0.weight"], True):
+        with pytest.raises(TypeError, match=r"names must be pairs .* model.named_parameters\(\)"):
+            eq.Monitor(optimizer, names=names)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"lr of parameter group 0 must be positive, got 0.0"):
         eq.Monitor(torch.optim.SGD(model.parameters(), lr=0.0))
     with pytest.raises(ValueError, match="dampening of parameter group 0 must be below 1"):

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from equilibrate import records
 from equilibrate.records import RecordError, Writer, read
@@ -41,6 +42,27 @@ def test_a_run_is_not_overwritten_unless_told(tmp_path):
     assert read(path).rows == [{"a": 2}]
     with pytest.raises(ValueError, match="mode must be 'new', 'resume' or 'overwrite', got 'go'"):
         Writer(path, config=CONFIG, mode="go")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_run_that_fails_before_its_first_row_leaves_nothing_to_overwrite(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(ValueError, match="wrong"), Writer(path, config=CONFIG):
+        raise ValueError("wrong settings")
+    assert not path.exists()
+    writer = Writer(path, config=CONFIG)
+    writer.write({"a": 1})
+    with pytest.raises(ValueError, match="later"), writer:
+        raise ValueError("later")
+    assert read(path).rows == [{"a": 1}]
+
+
+def test_a_row_that_is_no_json_is_told_how_to_be(tmp_path):
+    writer = Writer(tmp_path / "run.jsonl", config=CONFIG)
+    with pytest.raises(TypeError, match=r"type Tensor is not JSON .* 'loss' \(Tensor\): pass numb"):
+        writer.write({"epoch": 1, "loss": torch.tensor(0.5)})
+    writer.write({"epoch": 1, "loss": 0.5})
+    writer.close()
+    assert read(writer.path).rows == [{"epoch": 1, "loss": 0.5}]
 
 
 def test_resuming_goes_on_after_the_rows_that_are_kept(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR, StepLR
 
 import equilibrate as eq
 from equilibrate.scheduler import judge
@@ -136,10 +136,25 @@ def test_it_chains_after_warm_up():
         run.train()
         chain.step()
         averaged.append(run.scheduler.last_decision.reading.count)
-    # Warm-up reaches 0.6; the hand-over starts the averages; then each epoch is at equilibrium.
-    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.6, 0.3, 0.15])
+    # The hand-over goes on to the full rate, as torch's own schedulers do, and starts the averages;
+    # then each epoch is at equilibrium.
+    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.4, 0.2])
     assert averaged[3:] == [2, 2, 2]  # half of the four steps since, none of the warm-up's
     assert run.scheduler.last_decision.lowered
+
+
+def test_a_group_added_later_is_lowered_too():
+    run = Balanced(decrease=0.5, min_lr=0.1)
+    run.train()
+    run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4))], "lr": 0.16})
+    run.train()
+    run.scheduler.step()
+    assert run.lrs() == [0.25, 0.1]
+    each = Balanced(min_lr=[0.1])
+    each.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4))], "lr": 0.16})
+    each.train()
+    with pytest.raises(ValueError, match=r"min_lr must be .* one for each of the 2 parameter"):
+        each.scheduler.step()
 
 
 def test_undefined_never_lowers():
@@ -182,6 +197,8 @@ def test_a_monitor_of_another_optimizer_is_refused():
     one, other = (torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1) for _ in range(2))
     with pytest.raises(ValueError, match="monitor watches another optimizer"):
         eq.FDRScheduler(one, monitor=eq.Monitor(other))
+    with pytest.raises(TypeError, match=r"monitor must be an eq.Monitor, got SGD: pass eq.Monitor"):
+        eq.FDRScheduler(one, monitor=one)  # pyright: ignore[reportArgumentType]
 
 
 def noisy_run(epochs, start=None, momentum=0.9):
@@ -235,3 +252,10 @@ def test_a_checkpoint_with_other_settings_is_refused():
     run = Balanced(tolerance=0.01)
     with pytest.raises(ValueError, match=r"saved with .*'tolerance': 0.01.* this one has"):
         Balanced(tolerance=0.02).scheduler.load_state_dict(run.scheduler.state_dict())
+
+
+def test_the_state_of_another_scheduler_is_refused():
+    run = Balanced()
+    other = StepLR(run.optimizer, step_size=1).state_dict()
+    with pytest.raises(ValueError, match=r"not that of an FDRScheduler: it holds step_size, gamma"):
+        run.scheduler.load_state_dict(other)

@@ -2,6 +2,9 @@
 
 import json
 import math
+import re
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -199,11 +202,10 @@ def test_with_momentum_the_slope_has_its_factor_and_no_shuffling_is_claimed():
     assert "reshuffled" not in found.summary()
 
 
-@pytest.mark.parametrize(("noise", "said"), [(0.0, "is 0"), (math.nan, "is nan")])
-def test_rates_without_noise_or_sense_are_refused(noise, said):
-    """Full batches, and runs that diverged in a sweep that waits for nothing."""
-    first = RateReading(0.001, (noise,) * 6, (noise,) * 6, 0.0, 10, 10, True)
-    with pytest.raises(ValueError, match=rf"noise at η = 0\.001 {said}.*leave that rate out"):
+def test_rates_without_noise_are_refused():
+    """Of full batches, say."""
+    first = RateReading(0.001, (0.0,) * 6, (0.0,) * 6, 0.0, 10, 10, True)
+    with pytest.raises(ValueError, match=r"no noise at η = 0.001, .* smaller than the data"):
         fit(Sweep((first, *made_up().rates), 0.0, 0.0, "independent", 50, 0.02))
 
 
@@ -218,6 +220,24 @@ def test_rates_out_of_equilibrium_are_left_out():
         Sweep((first, *whole.rates), 0.0, 0.0, "independent", 50, 0.02), found
     )
     assert "FDR1 does not hold" in [t.get_text() for t in figure.axes[0].get_legend().get_texts()]
+
+
+def test_rates_that_were_not_waited_for_and_are_off_are_told():
+    whole = made_up()
+    assert fit(whole).unsettled == ()
+    off = replace(whole.rates[-1], residual=-0.5)
+    found = fit(replace(whole, rates=(*whole.rates[:-1], off)))
+    assert found.unsettled == ((0.1, -0.5),)
+    assert "FDR1 was off by -50 % at η = 0.1" in found.summary()
+
+
+@pytest.mark.parametrize("side", ["second_left", "noise_trace"])
+def test_rates_that_diverged_are_refused(side):
+    """In a sweep that waits for nothing."""
+    whole = made_up()
+    wild = replace(whole.rates[-1], **{side: (1.0, math.nan)})
+    with pytest.raises(ValueError, match=r"not finite at η = 0.1, .* leave the largest rates"):
+        fit(replace(whole, rates=(*whole.rates[:-1], wild)))
 
 
 def test_a_departure_bends_where_zero_is_outside():
@@ -264,7 +284,23 @@ def test_the_command_measures_a_task_of_the_users_own(run, tmp_path):
     first, *rows = map(json.loads, (tmp_path / "found/landscape.jsonl").read_text().splitlines())
     assert first["config"]["lrs"] == [0.1, 0.05]
     assert [row["lr"] for row in rows] == [0.1, 0.05]
-    assert "holds an earlier run" in str(run(*arguments).exception)
+    assert "holds an earlier run: give --overwrite" in str(run(*arguments).exception)
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        ("nn.Linear, (1, 2)", "(type, (int, int))"),
+        ("nn.Linear(1, 1), (1, 2), nn.MSELoss()", "(Linear, (int, int), MSELoss)"),
+        ("None", "NoneType"),
+    ],
+)
+def test_a_task_that_returns_something_else_is_told_what(tmp_path, monkeypatch, returned, got):
+    monkeypatch.chdir(tmp_path)
+    name = f"own_wrong_task_{abs(hash(returned))}"
+    (tmp_path / f"{name}.py").write_text(f"from torch import nn\ndef task(): return {returned}\n")
+    with pytest.raises(ValueError, match=rf"must return \(a function .*, got {re.escape(got)}$"):
+        landscape_command.find_task(f"{name}:task")
 
 
 def test_the_command_reads_the_digits_with_fixed_epochs(run, tmp_path):
@@ -280,9 +316,13 @@ def test_the_command_reads_the_digits_with_fixed_epochs(run, tmp_path):
         (["--sampling", "random"], "sampling must be independent or shuffled"),
         (["--task", "nothing"], "or MODULE:FUNCTION of your own, got 'nothing'"),
         (["--task", "no_such_module:task"], "cannot be imported"),
+        (["--task", "math:pi"], "'math:pi' must return (a function from seed to model, (inputs"),
+        (["--device", "warp"], "device='warp' is unknown: give auto, cpu or cuda"),
+        (["--lrs", "0.1,-0.2"], "lrs must be positive and finite, got [0.1, -0.2]"),
     ],
 )
 def test_the_command_says_what_is_wrong(run, arguments, says):
     result = run(*arguments)
     assert isinstance(result.exception, ValueError)
     assert says in str(result.exception)
+    assert not Path("runs/landscape/landscape.jsonl").exists()

@@ -21,7 +21,8 @@ class CheckpointError(Exception):
 def save(path: Path | str, state: dict[str, Any]) -> None:
     """Write `state` under `path`, keeping what was there as `path.previous`.
 
-    The file is written beside, flushed to the disk, and only then given its name.
+    The file is written beside, flushed to the disk, and only then given its name. What `torch.load`
+    would refuse by default is refused here, before a run depends on it.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.pt"
@@ -39,6 +40,13 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
+    refused = torch.serialization.get_unsafe_globals_in_checkpoint(partial)
+    if refused:
+        partial.unlink()
+        raise TypeError(
+            f"state holds {', '.join(sorted(refused))}, which torch.load refuses by default: put "
+            "tensors, numbers and strings into it, such as state_dict() and vars(arguments)"
+        )
     if path.exists():
         os.replace(path, _previous(path))
     os.replace(partial, path)

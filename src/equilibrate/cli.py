@@ -25,13 +25,22 @@ _DEFAULTS = training.Settings()
 _EXPECTED = (ValueError, records.RecordError, checkpoints.CheckpointError, data.DataError)
 
 
-@app.callback()
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Say the version and stop.")] = False,
-) -> None:
-    if version:
-        console.print(f"equilibrate {__version__}")
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"equilibrate {__version__}", highlight=False)
         raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Say the version and stop.", callback=_say_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    return
 
 
 @app.command()

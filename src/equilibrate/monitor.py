@@ -40,9 +40,10 @@ class Monitor:
     def __init__(self, optimizer: Optimizer, *, names: Names | None = None) -> None:
         _check(optimizer)
         self._optimizer = optimizer
-        self._names = None if names is None else _names_of(optimizer, names)
+        self._names = None if names is None else _names_of(names)
+        _check_names(optimizer, self._names)
         self._lanes: list[_Lane] = []
-        self._layout: list[tuple[int, int, int, torch.device]] = []
+        self._layout: list[tuple[list[int], torch.device]] = []
         self._lrs: list[float | Tensor] = []
         self._step = 0
         self._nests = _may_call_its_parents_step(type(optimizer))
@@ -102,6 +103,11 @@ class Monitor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`, refusing that of another model."""
+        if "fingerprint" not in state:
+            raise ValueError(
+                f"state is not that of a Monitor: it holds {', '.join(state)}; load what "
+                "monitor.state_dict() gave"
+            )
         fingerprint = self._fingerprint()
         if state["fingerprint"] != fingerprint:
             raise ValueError(
@@ -135,6 +141,8 @@ class Monitor:
 
     def _lay_out(self) -> None:
         """One lane for each group, device and dtype; averages begin anew."""
+        _check_params(self._optimizer)
+        _check_names(self._optimizer, self._names)
         lanes: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
         for i, group in enumerate(self._optimizer.param_groups):
             for p in group["params"]:
@@ -229,12 +237,20 @@ def _check(optimizer: Optimizer) -> None:
     for i, group in enumerate(optimizer.param_groups):
         lr = float(group.get("initial_lr", group.get("lr", 1.0)))
         if not lr > 0:
-            raise ValueError(f"lr of parameter group {i} must be positive, got {lr}")
+            raise ValueError(
+                f"lr of parameter group {i} must be positive, got {lr}: set it, or leave the group "
+                "out of the optimizer"
+            )
         if group.get("dampening", 0) == 1:
             raise ValueError(
                 f"dampening of parameter group {i} must be below 1, got 1: no gradient would ever "
                 "reach the velocity"
             )
+    _check_params(optimizer)
+
+
+def _check_params(optimizer: Optimizer) -> None:
+    for i, group in enumerate(optimizer.param_groups):
         if any(p.is_complex() for p in group["params"]):
             raise TypeError(
                 f"parameter group {i} has complex parameters, which have no FDR1 reading here; "
@@ -242,20 +258,28 @@ def _check(optimizer: Optimizer) -> None:
             )
 
 
-def _names_of(optimizer: Optimizer, names: Names) -> dict[int, str]:
-    given = {id(p): name for name, p in dict(names).items()}
+def _names_of(names: Names) -> dict[int, str]:
+    try:
+        return {id(p): name for name, p in dict(names).items()}
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"names must be pairs of a name and a parameter, got {type(names).__name__}: pass "
+            "model.named_parameters()"
+        ) from error
+
+
+def _check_names(optimizer: Optimizer, names: dict[int, str] | None) -> None:
     missing = [
         f"group {i}, parameter {j} of shape {tuple(p.shape)}"
         for i, group in enumerate(optimizer.param_groups)
         for j, p in enumerate(group["params"])
-        if id(p) not in given
+        if names is not None and id(p) not in names
     ]
     if missing:
         raise ValueError(
             f"names lacks {len(missing)} parameter(s) of the optimizer ({missing[0]}): "
             "pass model.named_parameters() of the model that is optimized"
         )
-    return given
 
 
 def _may_call_its_parents_step(kind: type[Optimizer]) -> bool:
@@ -274,13 +298,10 @@ def _is_inside_another(optimizer: Optimizer) -> bool:
     return sys._getframe(2).f_locals.get("func", own) is not own
 
 
-def _layout(optimizer: Optimizer) -> list[tuple[int, int, int, torch.device]]:
-    """What tells that parameters came, went or moved; looking at each would take as long as a dot.
-
-    A state that is loaded into the optimizer leaves its lists of parameters alone.
-    """
-    lists = [group["params"] for group in optimizer.param_groups if group["params"]]
-    return [(id(params), len(params), id(params[0]), params[0].device) for params in lists]
+def _layout(optimizer: Optimizer) -> list[tuple[list[int], torch.device]]:
+    """Which parameters, and where: a training loop may add, replace or move them."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [([*map(id, params)], params[0].device) for params in groups if params]
 
 
 def _frozen(lr: float | Tensor) -> float | Tensor:

@@ -17,7 +17,8 @@ LEFT, RIGHT, LOSS, RATE = "#0b5394", "#e69138", "#38761d", "#333333"
 def training(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
     """Loss, both sides of FDR1 with the moments of lowering, and the learning rate.
 
-    Rows need `epoch`, `loss`, `left`, `right`, `lr` (that of the epoch) and `lowered`.
+    Rows need `epoch`, `loss`, `left`, `right`, `lr` (that of the epoch, or one for each parameter
+    group) and `lowered`.
 
     >>> rows = [
     ...     {"epoch": 1, "loss": 2.0, "left": -1.0, "right": 0.5, "lr": 0.1, "lowered": False},
@@ -51,9 +52,11 @@ def training(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
         sides.axvline(epoch, color="0.75", linewidth=0.8, zorder=0, label=label)
     _focus(sides, [*left, *right])
     sides.set_ylabel("half-running averages")
-    sides.legend(frameon=False, loc="upper right")
+    sides.legend(frameon=False)
 
-    rate.step(epochs, _column(rows, "lr"), where="pre", color=RATE)
+    rates = [row["lr"] if isinstance(row["lr"], Sequence) else [row["lr"]] for row in rows]
+    for group in zip(*rates, strict=True):
+        rate.step(epochs, _numbers(group), where="pre", color=RATE)
     rate.set_yscale("log")
     rate.set_ylabel("learning rate η")
     rate.set_xlabel("epoch")
@@ -72,8 +75,12 @@ def save(figure: Figure, path: Path | str) -> Path:
 
 
 def _column(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
-    """A column of numbers; what is undefined leaves a gap."""
-    return [math.nan if row[key] is None else row[key] for row in rows]
+    return _numbers([row[key] for row in rows])
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    """What is undefined leaves a gap."""
+    return [math.nan if value is None else value for value in values]
 
 
 def _focus(axes: Axes, values: Sequence[float]) -> None:

@@ -45,7 +45,8 @@ class Writer:
     `mode="new"` refuses to overwrite; `"overwrite"` starts the file again; `"resume"` goes on in
     it, if it was made with the same `config`, after its first `keep` rows (all by default), so that
     a run resumed from a checkpoint leaves the same file as one never stopped. A missing folder is
-    made. Numbers that are not finite are written as null.
+    made. Numbers that are not finite are written as null. A `with` that fails before the first row
+    leaves no file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run" / "train.jsonl"
@@ -99,8 +100,10 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        if kind is not None and not self.count:  # nothing that would have to be overwritten
+            self.path.unlink()
 
     def _take_up(self, config: dict[str, Any], keep: int | None) -> None:
         data = self.path.read_bytes()
@@ -123,7 +126,7 @@ class Writer:
         os.lseek(self._file, end, os.SEEK_SET)
 
     def _append(self, row: Row) -> None:
-        data = json.dumps(_plain(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        data = _line(row)
         start = os.lseek(self._file, 0, os.SEEK_CUR)
         try:
             while data:  # a disk that fills up takes a part, and then says so
@@ -198,6 +201,17 @@ def _open(path: Path) -> int:
 
 def _whole_lines(data: bytes) -> list[bytes]:
     return data.split(b"\n")[:-1]
+
+
+def _line(row: Row) -> bytes:
+    try:
+        return json.dumps(_plain(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except TypeError as error:
+        kinds = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in row.items())
+        raise TypeError(
+            f"a row cannot be written as JSON ({error}); it has {kinds}: pass numbers and strings, "
+            "such as loss.item() and str(path)"
+        ) from error
 
 
 def _plain(value: Any) -> Any:

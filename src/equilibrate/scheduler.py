@@ -69,10 +69,10 @@ class FDRScheduler(LRScheduler):
     """The paper's adaptive schedule: where |L̄/R̄ − 1| < X, η → (1 − Y)η and the averages restart.
 
     Call `step()` at the end of each epoch, as with any torch scheduler. `tolerance` is the paper's
-    X and `decrease` its Y. The *current* learning rate of each group is multiplied, so it chains
-    with warm-up (`SequentialLR`, which hands over with fresh averages). No learning rate is
-    lowered below `min_lr`, one number or one for each group. With fewer than `min_count` steps in
-    the window nothing is decided.
+    X and `decrease` its Y. The *current* learning rate of each group is multiplied, so it goes with
+    warm-up; after one in `SequentialLR` it starts at the initial learning rate, with fresh
+    averages. No learning rate is lowered below `min_lr`, one number or one for each group. With
+    fewer than `min_count` steps in the window nothing is decided.
 
     >>> import torch
     >>> model = torch.nn.Linear(3, 1)
@@ -96,19 +96,39 @@ class FDRScheduler(LRScheduler):
         check_rule(tolerance, decrease)
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
+        if not isinstance(monitor, Monitor | None):
+            raise TypeError(
+                f"monitor must be an eq.Monitor, got {type(monitor).__name__}: pass "
+                "eq.Monitor(optimizer)"
+            )
         if monitor is not None and monitor.optimizer is not optimizer:
             raise ValueError("monitor watches another optimizer: pass eq.Monitor(optimizer)")
         self.monitor = monitor if monitor is not None else Monitor(optimizer)
         self.tolerance = tolerance
         self.decrease = decrease
         self.min_count = min_count
-        self.min_lrs = _per_group(optimizer, min_lr)
+        self.min_lr = min_lr
         self.last_decision: Decision
+        _per_group(optimizer, min_lr)
         super().__init__(optimizer, last_epoch)
+
+    @property
+    def min_lrs(self) -> tuple[float, ...]:
+        """Below which the learning rate of each group is not lowered."""
+        return _per_group(self.optimizer, self.min_lr)
 
     def get_lr(self) -> list[float | Tensor]:
         """Decide, and return the learning rate of each group from now on."""
-        current = [float(group["lr"]) for group in self.optimizer.param_groups]
+        return self._next([float(group["lr"]) for group in self.optimizer.param_groups])
+
+    def _get_closed_form_lr(self) -> list[float | Tensor]:
+        """What torch asks for where `SequentialLR` hands over: its own schedulers start afresh."""
+        if self.last_epoch != 0:
+            return self.get_lr()
+        groups = self.optimizer.param_groups
+        return self._next([float(group.get("initial_lr", group["lr"])) for group in groups])
+
+    def _next(self, current: list[float]) -> list[float | Tensor]:
         reading = self.monitor.reading()
         if self.last_epoch == 0:
             self.monitor.reset()
@@ -149,6 +169,11 @@ class FDRScheduler(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from `state_dict`; settings other than those it was saved with are refused."""
+        if "settings" not in state_dict:
+            raise ValueError(
+                f"state_dict is not that of an FDRScheduler: it holds {', '.join(state_dict)}; "
+                "begin with a new one, or load what scheduler.state_dict() gave"
+            )
         if state_dict["settings"] != self._settings():
             raise ValueError(
                 f"the scheduler's state was saved with {state_dict['settings']}, this one has "

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from types import MappingProxyType
@@ -47,6 +48,7 @@ def test_all_panels_of_the_profile_claims_and_the_page(made):
     page = (out / "report.html").read_text()
     assert page.count("<figure") == len(panels) == 18
     assert "small models on scikit-learn" in page
+    assert "left out: B2a, B2b." in page
     assert "2 of 4" in page  # seeds, in the protocol
 
 
@@ -116,6 +118,17 @@ def test_figures_are_redrawn_without_a_run(copy):
     (copy / "records" / "cnn-amsgrad.jsonl").unlink()
     with pytest.raises(runs.RunError, match="lacks runs for figure 4b"):
         reproduce(["4b"], out=copy, draw_only=True)
+
+
+def test_the_page_speaks_of_the_figures_that_are_drawn(copy):
+    shutil.rmtree(copy / "figures")
+    reproduce(["S2c"], out=copy, draw_only=True)
+    page = (copy / "report.html").read_text()
+    assert page.count("<figure") == 1
+    assert set(re.findall(r'data-name="Figure"><div>(.*?)</div>', page)) == {"S2"}
+    assert "left out: 1a, 1b," in page
+    with pytest.raises(ValueError, match="draw_only and overwrite exclude each other"):
+        reproduce(["S2c"], out=copy, draw_only=True, overwrite=True)
 
 
 def test_drawing_from_nothing_is_refused(tmp_path):

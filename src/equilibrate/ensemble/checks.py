@@ -17,6 +17,11 @@ PerReplica = float | Sequence[float]
 
 def check_data(images: Tensor, labels: Tensor, batch_size: int, sampling: str) -> None:
     """Refuse data that do not fit together."""
+    for name, given in (("images", images), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise TypeError(
+                f"{name} must be a tensor, got {type(given).__name__}: pass torch.as_tensor({name})"
+            )
     if len(images) != len(labels):
         raise ValueError(f"images and labels differ in number: {len(images)} and {len(labels)}")
     if not 1 <= batch_size <= len(images):
@@ -36,7 +41,7 @@ def check_data(images: Tensor, labels: Tensor, batch_size: int, sampling: str) -
 
 def check_seeds(seeds: Sequence[int], replicas: int) -> None:
     """Refuse seeds that are not one for each replica."""
-    if len(seeds) != replicas or not all(seed >= 0 for seed in seeds):
+    if isinstance(seeds, int) or len(seeds) != replicas or not all(seed >= 0 for seed in seeds):
         raise ValueError(
             f"seeds must be one number ≥ 0 for each of the {replicas} models, got {seeds}"
         )
@@ -53,6 +58,10 @@ def check_precision(precision: str | None) -> None:
 
 def check_models(models: Sequence[nn.Module]) -> None:
     """Refuse models that are not replicas, or whose loss is not a function of θ and B alone."""
+    if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
+        raise TypeError(
+            f"models is one {type(models).__name__}: pass a list with one module for each replica"
+        )
     if not models:
         raise ValueError("models is empty: pass one module for each replica")
     structure = _structure(models[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -47,6 +47,11 @@ def check(results: Results) -> list[Claim]:
     """Hold every claim to the records, the paper's first; one that lacks its runs is not tested."""
     ordered = sorted(STATEMENTS, key=lambda s: (s.ours, s.figure.startswith("S"), s.figure))
     return [_hold(statement, results) for statement in ordered]
+
+
+def about(claims: Sequence[Claim], panels: Collection[str]) -> list[Claim]:
+    """Those of the claims that speak of some panels; a claim of figure S2 speaks of S2a to S2d."""
+    return [c for c in claims if any(panel.startswith(c.figure) for panel in panels)]
 
 
 def save(claims: list[Claim], path: Path | str) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeGuard
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from equilibrate import landscape, plots, records
 from equilibrate.ensemble import Sampling
-from equilibrate.experiments import data, landscape_figure, models
+from equilibrate.experiments import data, devices, landscape_figure, models
 from equilibrate.experiments.training import TASKS, spare_threads
 from equilibrate.landscape.examples import Batch
 from equilibrate.landscape.surface import Loss
@@ -51,7 +51,7 @@ def command(
     epochs: Annotated[
         int | None, typer.Option(help="Do not wait: so many epochs at each rate, as in the paper.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Folder for record, figure and summary (runs/landscape).")
     ] = None,
@@ -79,12 +79,17 @@ def command(
         "epochs": epochs,
     }
     spare_threads(task)
+    on = devices.find(device)
     build, examples, loss = find_task(task, data_dir)
     console = Console()
-    mode = "overwrite" if overwrite else "new"
+    record = out / "landscape.jsonl"
+    if record.exists() and not overwrite:
+        raise records.RecordError(
+            f"{record} holds an earlier run: give --overwrite, or another folder with --out"
+        )
     with (
         records.lock(out),
-        records.Writer(out / "landscape.jsonl", config=config, mode=mode) as writer,
+        records.Writer(record, config=config, mode="overwrite") as writer,
         _bar(console) as bar,
     ):
         job = bar.add_task("", total=len(rates), status="")
@@ -108,7 +113,7 @@ def command(
             tolerance=tolerance,
             max_epochs=max_epochs,
             epochs=epochs,
-            device=device,
+            device=on,
             progress=tell,
             finished=lambda rate: writer.write(asdict(rate)),
         )
@@ -117,7 +122,7 @@ def command(
     figure = plots.save(landscape_figure.draw(found, fit, title=task), out / "landscape.png")
     (out / "landscape.txt").write_text(fit.summary() + "\n", encoding="utf-8")
     console.print(fit.summary(), highlight=False)
-    console.print(f"record  {out / 'landscape.jsonl'}\nfigure  {figure}", highlight=False)
+    console.print(f"record  {record}\nfigure  {figure}", highlight=False)
 
 
 def find_task(task: str, data_dir: Path | None = None) -> Task:
@@ -137,7 +142,28 @@ def find_task(task: str, data_dir: Path | None = None) -> Task:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"task {task!r} cannot be imported: {error}") from error
-    return function()
+    found = function() if callable(function) else function
+    if not _is_task(found):
+        raise ValueError(
+            f"task {task!r} must return (a function from seed to model, (inputs, targets), the "
+            f"loss), got {_kinds(found)}"
+        )
+    return found
+
+
+def _is_task(found: object) -> TypeGuard[Task]:
+    match found:
+        case (build, (_, _), loss):
+            # A model can be called too, but not with a seed.
+            return callable(build) and callable(loss) and not isinstance(build, nn.Module)
+    return False
+
+
+def _kinds(found: object) -> str:
+    """Of what types a value, or each member of a tuple, is."""
+    if isinstance(found, tuple):
+        return f"({', '.join(map(_kinds, found))})"
+    return type(found).__name__
 
 
 def _rates(text: str) -> list[float]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from equilibrate import report
 from equilibrate.experiments import figures, protocols
-from equilibrate.experiments.claims import Claim
+from equilibrate.experiments.claims import Claim, about
+from equilibrate.experiments.panels import PANELS
 from equilibrate.experiments.results import Result
 
 _NAMES = {"sgd": "SGD", "adam": "Adam", "amsgrad": "AMSGrad"}
@@ -22,7 +23,7 @@ def compose(
     recorded: Mapping[str, Result],
     numbers: Sequence[report.Table],
 ) -> str:
-    """What was run, measured and found in out, as one HTML page."""
+    """What was run, measured and found in out, as one HTML page about the panels drawn."""
     first = next(iter(recorded.values()))
     summary = [
         "The experiments of “Fluctuation-dissipation relations for stochastic gradient descent”, "
@@ -35,10 +36,16 @@ def compose(
             "the relations at work in minutes; what the paper says of MNIST and CIFAR-10 it cannot "
             "test."
         )
+    absent = [panel for panel in PANELS if panel not in panels]
+    if absent:
+        summary.append(
+            f"Figures that are not drawn here, and the claims about them alone, are left out: "
+            f"{', '.join(absent)}."
+        )
     return report.page(
         "The paper, reproduced",
         summary,
-        [asdict(claim) for claim in found],
+        [asdict(claim) for claim in about(found, panels)],
         [
             report.Illustration(
                 panel, out / "figures" / f"fig{panel}.svg", figures.caption(panel, recorded)

@@ -19,6 +19,7 @@ from equilibrate import records
 from equilibrate.experiments import (
     claims,
     data,
+    devices,
     figures,
     page,
     profiles,
@@ -126,6 +127,8 @@ def reproduce(
             f"figure {absent[0]!r} is not part of the profile {profile!r}: it needs a GPU and the "
             "profile 'paper'"
         )
+    if draw_only and overwrite:
+        raise ValueError("draw_only and overwrite exclude each other: give one of them")
     wanted = panels or plan.panels
     if part is not None:
         plan = plan.with_part(part)
@@ -140,7 +143,7 @@ def reproduce(
     with _disk(out), records.lock(out), _warnings_to(console):
         failures = []
         if not draw_only:
-            on = _device(device)
+            on = devices.find(device)
             wanted = _within_reach(panels, plan, on)
             _refuse_others(out, profile, overwrite)
             failures = _run(plan, wanted, out, on, data_dir, overwrite, console)
@@ -256,21 +259,6 @@ def _refuse_seeds_twice(todo: Sequence[Run], out: Path) -> None:
 
 def _data(todo: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(run.task.data for run in todo))
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device={name!r} is unknown: give auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={name!r} is not supported: give auto, cpu or cuda")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ValueError(f"device={name!r} is not there: {count} CUDA devices found; give cpu")
-    return device
 
 
 def _within_reach(panels: Sequence[str], plan: Profile, device: torch.device) -> Sequence[str]:

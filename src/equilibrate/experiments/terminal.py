@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from equilibrate import report
-from equilibrate.experiments.claims import Claim
+from equilibrate.experiments.claims import Claim, about
 
 _COLOURS = {
     "holds": "green",
@@ -30,11 +30,7 @@ def bars(console: Console) -> Progress:
 def claims(found: Sequence[Claim], panels: Collection[str]) -> Iterator[Table]:
     """The claims about `panels`, the paper's and ours, with how many hold below each."""
     for ours, title in ((False, "Claims of the paper"), (True, "Claims beyond the paper")):
-        group = [
-            claim
-            for claim in found
-            if claim.ours == ours and any(panel.startswith(claim.figure) for panel in panels)
-        ]
+        group = [claim for claim in about(found, panels) if claim.ours == ours]
         if not group:
             continue
         counts = sorted(Counter(claim.verdict for claim in group).items())

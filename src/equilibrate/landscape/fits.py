@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,8 @@ class Fit:
     """Whether G was divided by these factors, as data taken from reshuffled epochs are."""
     left_out: tuple[float, ...]
     """Rates at which FDR1 was not reached in time."""
+    unsettled: tuple[tuple[float, float], ...]
+    """(η, L̄/R̄ − 1) where FDR1 was off by more than the tolerance over the epochs measured."""
 
     def summary(self) -> str:
         """The fit in plain words."""
@@ -70,8 +73,8 @@ class Fit:
         if self.shuffling and not math.isnan(self.shuffling[0][1]):
             lr, factor = self.shuffling[0]
             lines.append(
-                f"Read at the ends of reshuffled epochs, G is up to {100 * (1 - factor):.0f} % too "
-                f"low at η = {lr:g}"
+                f"Read at the ends of reshuffled epochs, G is up to {100 * (1 - factor):z.0f} % "
+                f"too low at η = {lr:g}"
                 + (
                     "; it was divided by that, and the slope is an upper bound."
                     if self.corrected
@@ -81,6 +84,12 @@ class Fit:
         if self.left_out:
             rates = ", ".join(f"{lr:g}" for lr in self.left_out)
             lines.append(f"Left out, since FDR1 did not hold in time: η = {rates}.")
+        if self.unsettled:
+            rates = ", ".join(f"{100 * off:+.0f} % at η = {lr:g}" for lr, off in self.unsettled)
+            lines.append(
+                f"FDR1 was off by {rates} while G was measured: that may not be the stationary "
+                "state; give more epochs."
+            )
         return "\n".join(lines)
 
 
@@ -111,13 +120,7 @@ def fit(sweep: Sweep) -> Fit:
             f"FDR1 held at {len(used)} of {len(sweep.rates)} learning rates, and a fit needs two: "
             "give max_epochs more, or leave out the smallest rates"
         )
-    for rate in used:
-        noise = _noise(rate).mean().item()
-        if not 0 < noise < math.inf:
-            raise ValueError(
-                f"the mean square of the noise at η = {rate.lr:g} is {noise:g}: without noise, or "
-                "where SGD diverged, there is nothing to read; leave that rate out"
-            )
+    _refuse_unreadable(used)
     shuffled = sweep.sampling == "shuffled" and sweep.momentum == 0
     scale = 2 * (1 - sweep.momentum**2) / (1 - sweep.dampening) ** 2
     slopes: list[Tensor] = []
@@ -151,7 +154,30 @@ def fit(sweep: Sweep) -> Fit:
         tuple((rate.lr, factor) for rate, factor in zip(used, factors, strict=True)),
         shuffled,
         tuple(rate.lr for rate in sweep.rates if not rate.equilibrated),
+        tuple(
+            (rate.lr, rate.residual) for rate in used if not abs(rate.residual) < sweep.tolerance
+        ),
     )
+
+
+def _refuse_unreadable(rates: Sequence[RateReading]) -> None:
+    """What cannot be fitted: rates at which SGD diverged, or at which there is no noise."""
+    wild = [r.lr for r in rates if not all(map(math.isfinite, (*r.second_left, *r.noise_trace)))]
+    if wild:
+        raise ValueError(
+            f"G or its noise is not finite at η = {_listed(wild)}, since SGD diverged: leave the "
+            "largest rates out"
+        )
+    still = [r.lr for r in rates if not any(r.noise_trace)]
+    if still:
+        raise ValueError(
+            f"there is no noise at η = {_listed(still)}, and so nothing to read: take batches "
+            "smaller than the data"
+        )
+
+
+def _listed(lrs: Sequence[float]) -> str:
+    return ", ".join(f"{lr:g}" for lr in lrs)
 
 
 def _noise(rate: RateReading) -> Tensor:

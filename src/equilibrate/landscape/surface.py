@@ -74,6 +74,11 @@ class Landscape:
         seed: int = 0,
         progress: Progress | None = None,
     ) -> None:
+        if not callable(loss):
+            raise TypeError(
+                f"loss must be a function of outputs and targets, got {type(loss).__name__}: the "
+                "order is model, loss, data"
+            )
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1 example, got {chunk}")
         if not weight_decay >= 0:

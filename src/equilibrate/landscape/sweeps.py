@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -103,6 +104,8 @@ def sweep(
     ordered = sorted(set(lrs), reverse=True)
     if len(ordered) < 2:
         raise ValueError(f"lrs must hold at least two learning rates, got {list(lrs)}")
+    if not all(lr > 0 and math.isfinite(lr) for lr in ordered):
+        raise ValueError(f"lrs must be positive and finite, got {list(lrs)}")
     if len(seeds) < 2:
         raise ValueError(f"seeds must be at least two for there to be error bars, got {seeds}")
     if not tolerance > 0:
