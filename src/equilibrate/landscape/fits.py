@@ -82,7 +82,7 @@ class Fit:
                 )
             )
         if self.left_out:
-            rates = ", ".join(f"{lr:g}" for lr in self.left_out)
+            rates = _listed(self.left_out)
             lines.append(f"Left out, since FDR1 did not hold in time: η = {rates}.")
         if self.unsettled:
             rates = ", ".join(f"{100 * off:+.0f} % at η = {lr:g}" for lr, off in self.unsettled)
