@@ -134,6 +134,10 @@ def test_the_page_speaks_of_the_figures_that_are_drawn(copy):
 def test_drawing_from_nothing_is_refused(tmp_path):
     with pytest.raises(runs.RunError, match="lacks runs for any figure"):
         reproduce(out=tmp_path, draw_only=True)
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(runs.RunError, match=r"nowhere does not exist: name the folder"):
+        reproduce(out=nowhere, draw_only=True)
+    assert not nowhere.exists()
 
 
 def test_a_second_run_into_one_folder_is_refused(copy):
@@ -185,6 +189,7 @@ def test_precisions_are_not_compared_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(profiles, "PROFILES", {"quick": Profile("quick", few, 1)})
     with pytest.raises(ValueError, match=r"'B2a' compares precisions .*: run it on a GPU"):
         reproduce(["B2a"], out=tmp_path, device="cpu", **SHORT)
+    assert not [*tmp_path.iterdir()]
     reproduce(out=tmp_path, device="cpu", **SHORT)
     assert [path.stem for path in (tmp_path / "records").iterdir()] == ["mlp-initial"]
 

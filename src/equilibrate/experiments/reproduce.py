@@ -140,11 +140,14 @@ def reproduce(
             )
     console = console or Console(quiet=True)
     out = Path(out)
+    on = None if draw_only else devices.find(device)
+    if on is not None:
+        wanted = _within_reach(panels, plan, on)
+    elif not out.is_dir():
+        raise RunError(f"{out} does not exist: name the folder of a reproduction, or run it first")
     with _disk(out), records.lock(out), _warnings_to(console):
         failures = []
-        if not draw_only:
-            on = devices.find(device)
-            wanted = _within_reach(panels, plan, on)
+        if on is not None:
             _refuse_others(out, profile, overwrite)
             failures = _run(plan, wanted, out, on, data_dir, overwrite, console)
         if failures:
