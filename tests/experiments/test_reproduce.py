@@ -267,6 +267,8 @@ def test_claims_fit_the_terminal(copy, width):
     assert max(map(cell_len, table)) == width
     assert "…" not in result.output
     assert result.output.index("Claims of the paper") < result.output.index("Claims beyond")
+    assert "B1a" in result.output
+    assert "B2a" not in result.output  # there is no such figure without a GPU
 
 
 def test_remaining_time_is_that_of_the_speed_seen():

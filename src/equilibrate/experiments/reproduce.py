@@ -93,7 +93,7 @@ def command(
         same = "the same command" + (" without --overwrite" if overwrite else "")
         console.print(f"stopped; {same} goes on where it was")
         raise
-    for table in terminal.claims(found, panels or PANELS):
+    for table in terminal.claims(found, panels or _drawn(out)):
         console.print(table)
     for name in ("records", "figures", "claims.json", "tables.md", "report.html"):
         console.print(f"{name:<12} {out / name}", highlight=False, soft_wrap=True)
@@ -178,10 +178,15 @@ def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
     numbers = tables.numbers(recorded, current)
     text = tables.markdown([tables.summary(found), *tables.of_claims(found), *numbers])
     (out / "tables.md").write_text(text, encoding="utf-8")
-    drawn = [panel for panel in drawable if (out / "figures" / f"fig{panel}.svg").exists()]
+    drawn = [panel for panel in _drawn(out) if panel in drawable]
     text = page.compose(out, found, drawn, recorded, numbers)
     (out / "report.html").write_text(text, encoding="utf-8")
     return found
+
+
+def _drawn(out: Path) -> list[str]:
+    """The panels of which there is a figure."""
+    return [panel for panel in PANELS if (out / "figures" / f"fig{panel}.svg").exists()]
 
 
 def _run(
