@@ -41,7 +41,7 @@ class Monitor:
         _check(optimizer)
         self._optimizer = optimizer
         self._names = None if names is None else _names_of(names)
-        _check_names(optimizer, self._names)
+        _check_parameters(optimizer, self._names)
         self._lanes: list[_Lane] = []
         self._layout: list[tuple[list[int], torch.device]] = []
         self._lrs: list[float | Tensor] = []
@@ -141,8 +141,7 @@ class Monitor:
 
     def _lay_out(self) -> None:
         """One lane for each group, device and dtype; averages begin anew."""
-        _check_params(self._optimizer)
-        _check_names(self._optimizer, self._names)
+        _check_parameters(self._optimizer, self._names)
         lanes: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
         for i, group in enumerate(self._optimizer.param_groups):
             for p in group["params"]:
@@ -246,16 +245,29 @@ def _check(optimizer: Optimizer) -> None:
                 f"dampening of parameter group {i} must be below 1, got 1: no gradient would ever "
                 "reach the velocity"
             )
-    _check_params(optimizer)
 
 
-def _check_params(optimizer: Optimizer) -> None:
+def _check_parameters(optimizer: Optimizer, names: dict[int, str] | None) -> None:
+    """What the parameters have to be, whether they were there at first or came later."""
     for i, group in enumerate(optimizer.param_groups):
         if any(p.is_complex() for p in group["params"]):
             raise TypeError(
                 f"parameter group {i} has complex parameters, which have no FDR1 reading here; "
                 "optimize torch.view_as_real of them instead"
             )
+    if names is None:
+        return
+    missing = [
+        f"group {i}, parameter {j} of shape {tuple(p.shape)}"
+        for i, group in enumerate(optimizer.param_groups)
+        for j, p in enumerate(group["params"])
+        if id(p) not in names
+    ]
+    if missing:
+        raise ValueError(
+            f"names lacks {len(missing)} parameter(s) of the optimizer ({missing[0]}): "
+            "pass model.named_parameters() of the model that is optimized"
+        )
 
 
 def _names_of(names: Names) -> dict[int, str]:
@@ -266,20 +278,6 @@ def _names_of(names: Names) -> dict[int, str]:
             f"names must be pairs of a name and a parameter, got {type(names).__name__}: pass "
             "model.named_parameters()"
         ) from error
-
-
-def _check_names(optimizer: Optimizer, names: dict[int, str] | None) -> None:
-    missing = [
-        f"group {i}, parameter {j} of shape {tuple(p.shape)}"
-        for i, group in enumerate(optimizer.param_groups)
-        for j, p in enumerate(group["params"])
-        if names is not None and id(p) not in names
-    ]
-    if missing:
-        raise ValueError(
-            f"names lacks {len(missing)} parameter(s) of the optimizer ({missing[0]}): "
-            "pass model.named_parameters() of the model that is optimized"
-        )
 
 
 def _may_call_its_parents_step(kind: type[Optimizer]) -> bool:

@@ -109,7 +109,7 @@ class FDRScheduler(LRScheduler):
         self.min_count = min_count
         self.min_lr = min_lr
         self.last_decision: Decision
-        _per_group(optimizer, min_lr)
+        _per_group(optimizer, min_lr)  # refuses now what would be wrong at the first lowering
         super().__init__(optimizer, last_epoch)
 
     @property

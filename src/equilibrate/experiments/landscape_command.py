@@ -89,7 +89,7 @@ def command(
         )
     with (
         records.lock(out),
-        records.Writer(record, config=config, mode="overwrite") as writer,
+        records.Writer(record, config=config, mode="overwrite" if overwrite else "new") as writer,
         _bar(console) as bar,
     ):
         job = bar.add_task("", total=len(rates), status="")

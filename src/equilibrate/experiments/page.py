@@ -72,14 +72,13 @@ def _protocol_table(found: Sequence[Result]) -> report.Table:
         if run.sampling == "independent":
             training += ", independent batches"
         start = f" (from the end of {run.start})" if run.start else ""
-        done = int(result.epoch[-1]) if len(result.epoch) else 0
         rows.append(
             (
                 run.name + start,
                 run.task.title,
                 training,
                 _schedules(list(run.arms.values())),
-                f"{done} of {run.full_epochs}",
+                f"{result.epochs_done} of {run.full_epochs}",
                 f"{len(run.seeds)} of {run.full_seeds}",
             )
         )

@@ -24,6 +24,11 @@ class Panel:
     gpu: bool = False
     """Whether it compares what only a GPU has."""
 
+    @property
+    def ours(self) -> bool:
+        """Whether it goes beyond the paper."""
+        return self.id.startswith("B")
+
 
 _INITIAL = (
     "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches (light) "
@@ -106,5 +111,5 @@ def runs_of_the_paper() -> tuple[str, ...]:
     >>> runs_of_the_paper()[:3]
     ('mlp-initial', 'cnn-initial', 'mlp-sequence')
     """
-    theirs = [panel for panel in PANELS.values() if not panel.id.startswith("B")]
+    theirs = [panel for panel in PANELS.values() if not panel.ours]
     return tuple(dict.fromkeys(run for panel in theirs for run in panel.runs))

@@ -162,7 +162,7 @@ class Run:
     @property
     def whole_name(self) -> str:
         """The name of the run of which this may be a part."""
-        return self.name.partition(".")[0]
+        return whole_name(self.name)
 
     def part(self, first: int, last: int) -> Run:
         """The seeds from `first` to `last` as a run of their own; `results.load` joins parts.
@@ -237,6 +237,15 @@ class Run:
                 "seeds": tuple(own["seeds"]),
             }
         )
+
+
+def whole_name(name: str) -> str:
+    """The name of the run of which one with this name may be a part.
+
+    >>> whole_name("cnn-sequence.100-107"), whole_name("cnn-sequence")
+    ('cnn-sequence', 'cnn-sequence')
+    """
+    return name.partition(".")[0]
 
 
 def _junctions(schedule: Schedule) -> tuple[int, ...]:

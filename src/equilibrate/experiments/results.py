@@ -56,14 +56,19 @@ class Result:
         return found
 
     @property
+    def epochs_done(self) -> int:
+        """Whole epochs that have been recorded."""
+        return int(self.epoch[-1]) if len(self.epoch) else 0
+
+    @property
     def finished(self) -> bool:
         """Whether the last epoch that this run asks for has been recorded."""
-        return len(self.epoch) > 0 and float(self.epoch[-1]) >= self.run.epochs
+        return self.epochs_done >= self.run.epochs
 
     @property
     def has_all_epochs(self) -> bool:
         """Whether all epochs of its profile have been recorded."""
-        return len(self.epoch) > 0 and float(self.epoch[-1]) >= self.run.full_epochs
+        return self.epochs_done >= self.run.full_epochs
 
     @property
     def whole(self) -> bool:
@@ -74,9 +79,8 @@ class Result:
     def shortfall(self) -> str | None:
         """Which part of the profile's epochs and seeds is there; None where it is all of them."""
         parts = []
-        epochs = int(self.epoch[-1]) if len(self.epoch) else 0
-        if epochs < self.run.full_epochs:
-            parts.append(f"{epochs} of {self.run.full_epochs} epochs")
+        if not self.has_all_epochs:
+            parts.append(f"{self.epochs_done} of {self.run.full_epochs} epochs")
         if len(self.run.seeds) < self.run.full_seeds:
             parts.append(f"{len(self.run.seeds)} of {self.run.full_seeds} seeds")
         return ", ".join(parts) or None

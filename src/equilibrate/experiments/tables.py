@@ -12,6 +12,7 @@ from equilibrate.experiments.claims import Claim
 from equilibrate.experiments.measures import END
 from equilibrate.experiments.panels import runs_of_the_paper
 from equilibrate.experiments.profiles import PROFILES
+from equilibrate.experiments.protocols import whole_name
 from equilibrate.experiments.results import Array, Result, Tread
 from equilibrate.experiments.statistics import Estimate, estimate
 from equilibrate.experiments.timings import Timing
@@ -285,7 +286,7 @@ def _difference(single: Tread | None, tread: Tread, quantity: findings.Quantity)
 def _speed(timings: Iterable[Timing]) -> Table:
     """Runs in the order of the protocol, and how long those of the paper took, and all."""
     order = [*PROFILES["paper"].runs]
-    whole = {timing: timing.run.partition(".")[0] for timing in timings}
+    whole = {timing: whole_name(timing.run) for timing in timings}
     made = sorted(whole, key=lambda t: (order.index(whole[t]), t.run))
     rows = [
         (
