@@ -264,7 +264,7 @@ def _frame(axes: Axes, series: Sequence[_Series], largest: float, margin: float)
 
 
 _Box = tuple[float, float, float, float]
-_INSETS: tuple[_Box, ...] = ((0.14, 0.55, 0.42, 0.4), (0.46, 0.13, 0.33, 0.38))
+_INSETS: tuple[_Box, ...] = ((0.14, 0.55, 0.42, 0.4), (0.49, 0.13, 0.31, 0.38))
 
 
 def _place(axes: Axes, series: Sequence[_Series]) -> _Box | None:
@@ -273,11 +273,11 @@ def _place(axes: Axes, series: Sequence[_Series]) -> _Box | None:
 
 
 def _hides(box: _Box, axes: Axes, one: _Series) -> bool:
-    """Whether points or their intervals lie behind an inset and its labels."""
+    """Whether points or their intervals lie behind an inset, its labels or the power below them."""
     (_, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     x, low, high = one.lrs / right, *((y - bottom) / (top - bottom) for y in (one.low, one.high))
-    beside = (x < box[0] - 0.06) | (x > box[0] + box[2])
-    return bool((~beside & (high > box[1] - 0.06) & (low < box[1] + box[3])).any())
+    beside = (x < box[0] - 0.06) | (x > box[0] + box[2] + 0.03)
+    return bool((~beside & (high > box[1] - 0.12) & (low < box[1] + box[3])).any())
 
 
 def _zoom(lrs: Array) -> float:
