@@ -28,7 +28,7 @@ from torch import nn
 import equilibrate as eq
 from equilibrate.ensemble.network import Network
 from equilibrate.ensemble.parameters import views
-from equilibrate.experiments.models import ARCHITECTURES, build
+from equilibrate.paper.protocol.models import ARCHITECTURES, build
 
 BATCH = 100
 

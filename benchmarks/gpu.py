@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equilibrate import Ensemble, Monitor
-from equilibrate.experiments.models import ARCHITECTURES, build
+from equilibrate.paper.protocol.models import ARCHITECTURES, build
 
 EXAMPLES = {"mlp": 60_000, "cnn": 50_000}
 MOMENTUM = {"mlp": 0.0, "cnn": 0.9}

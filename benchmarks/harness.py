@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from equilibrate.records import environment
+from equilibrate.runlog.records import environment
 
 T = TypeVar("T")
 

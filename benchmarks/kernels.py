@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equilibrate.kernels import (
+from equilibrate.ensemble._ops import (
     PackedImages,
     Precision,
     conv_relu_pool,

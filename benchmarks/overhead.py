@@ -30,7 +30,7 @@ from harness import command, compare, interleave, markdown
 from torch import Tensor, nn
 
 import equilibrate as eq
-from equilibrate.experiments.models import build
+from equilibrate.paper.protocol.models import build
 
 BATCHES = 16
 STEPS_AN_EPOCH = 600

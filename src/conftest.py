@@ -4,5 +4,6 @@ from importlib.util import find_spec
 
 if find_spec("triton") is None:
     collect_ignore = [
-        f"equilibrate/kernels/{name}.py" for name in ("_launch", "_products", "_repack")
+        f"equilibrate/ensemble/_ops/{name}.py"
+        for name in ("_step_kernels", "_launch", "_products", "_repack")
     ]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from device import ON_GPU
 from hypothesis import settings
+from support.device import ON_GPU
 
 torch.set_num_threads(1)
 settings.register_profile("project", deadline=None, derandomize=True)

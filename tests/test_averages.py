@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from naive import half_running_mean
+from support.naive import half_running_mean
 
 from equilibrate import HalfRunningMean
 from equilibrate.averages import HalfRunningBlocks

@@ -1,150 +1,123 @@
-"""Imports go one way through the house: a module imports only from what stands before it."""
+"""Imports follow the data flow: a part of the package imports only from parts listed before it."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "equilibrate"
+import equilibrate
 
-ORDER = [
-    "solvable",
+SOURCE = Path(equilibrate.__file__).parent
+
+LAYERS = [
     "observables",
     "averages",
     "estimates",
     "relations",
+    "solvable",
     "dots",
     "probes",
     "monitor",
+    "rules",
     "scheduler",
-    "layers",
-    "kernels",
+    "forecast",
+    "deterministic",
     "ensemble",
     "landscape",
-    "provenance",
-    "records",
-    "checkpoints",
-    "plots",
+    "runlog",
     "report",
-    "experiments",
+    "integrations",
+    "paper",
     "cli",
     "__main__",
 ]
-INSIDE = {
-    "kernels": ["streams", "_geometry", "_products", "_repack", "_launch", "__init__"],
-    "ensemble": [
-        "values",
-        "sampling",
-        "precision",
-        "parameters",
-        "graphs",
-        "checks",
-        "updates",
-        "_kernels",
-        "fused",
-        "batches",
-        "chunks",
-        "stages",
-        "network",
-        "ensemble",
-        "__init__",
-    ],
-    "experiments": [
-        "__init__",
-        "formats",
-        "data",
-        "devices",
-        "models",
-        "training",
-        "landscape_figure",
-        "landscape_command",
-        "protocols",
-        "panels",
-        "profiles",
-        "timings",
-        "runs",
-        "forecast",
-        "results",
-        "statistics",
-        "measures",
-        "style",
-        "beyond",
-        "figures",
-        "findings",
-        "statements",
-        "claims",
-        "tables",
-        "page",
-        "terminal",
-        "reproduce",
-    ],
-}
-CORE_NEEDS = {"torch", "numpy", "equilibrate", "triton"}
-CORE = ORDER[: ORDER.index("plots")]
+CORE = {*LAYERS[: LAYERS.index("runlog")]}
+CORE_NEEDS = {"torch", "numpy", "equilibrate", "triton"}  # Triton comes with torch on Linux
+NEED_EXTRAS = {Path("landscape/plot.py")}
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
 
-def room(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def layer(path: Path) -> str:
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
-def modules(path: Path):
-    """The parts of the full name of all that a file imports."""
-    package = ["equilibrate", *path.relative_to(SOURCE).parent.parts]
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
+def dotted(path: Path) -> list[str]:
+    parts = ["equilibrate", *path.relative_to(SOURCE).with_suffix("").parts]
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports(path: Path, *, top_level_only: bool = False):
+    """Every dotted name that a file imports, `from a import b` as a.b."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = dotted(path) if path.name == "__init__.py" else dotted(path)[:-1]
+    for node in tree.body if top_level_only else ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
-            stem = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{stem}.{alias.name}" for alias in node.names]
-        for name in names:
-            yield name.split(".")
+            stem = [*base, *(node.module.split(".") if node.module else [])]
+            yield from ([*stem, alias.name] for alias in node.names)
 
 
-def imported(path: Path):
-    """(top-level package, room of ours or None) of every import of a file."""
-    for parts in modules(path):
-        yield parts[0], parts[1] if parts[0] == "equilibrate" and len(parts) > 1 else None
-
-
-FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")
-
-
-def test_every_room_has_its_place():
-    assert {room(path) for path in FILES} <= set(ORDER)
+def test_every_part_has_its_place_in_the_order():
+    assert {layer(path) for path in FILES} <= set(LAYERS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_module_imports_only_from_what_stands_before_it(path):
-    here = ORDER.index(room(path))
-    for _, other in imported(path):
-        if other in ORDER:
-            assert ORDER.index(other) <= here, f"{path.name} imports {other}"
+def test_a_module_imports_only_from_earlier_layers(path):
+    here = LAYERS.index(layer(path))
+    used = {name[1] for name in imports(path) if name[0] == "equilibrate" and len(name) > 1}
+    later = {other for other in used & set(LAYERS) if LAYERS.index(other) > here}
+    assert not later
 
 
-@pytest.mark.parametrize("inside", INSIDE)
-def test_within_a_room_imports_go_one_way_too(inside):
-    order, folder = INSIDE[inside], SOURCE / inside
-    assert {path.stem for path in folder.glob("*.py")} == set(order)
-    for path in folder.glob("*.py"):
-        for parts in modules(path):
-            if parts[:2] == ["equilibrate", inside] and parts[2] in order:
-                here, there = order.index(path.stem), order.index(parts[2])
-                assert there <= here, f"{path.name} imports {parts[2]}"
+def test_modules_do_not_import_each_other_in_a_circle():
+    known = {tuple(dotted(path)): path for path in FILES}
+    graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for module, path in known.items():
+        names = [tuple(name) for name in imports(path, top_level_only=True)]
+        found = {n if n in known else n[:-1] for n in names}
+        # A package's __init__ gathers its own modules; these may name their package's siblings.
+        graph[module] = {other for other in found if other in known and other != module}
+    done: set[tuple[str, ...]] = set()
+
+    def visit(module: tuple[str, ...], trail: tuple[tuple[str, ...], ...]) -> None:
+        assert module not in trail, " -> ".join(".".join(m) for m in (*trail, module))
+        if module not in done:
+            for other in sorted(graph[module]):
+                visit(other, (*trail, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_the_core_needs_torch_and_numpy_alone(path):
-    if room(path) in CORE:
-        import sys
-
-        outside = {top for top, _ in imported(path)} - CORE_NEEDS - set(sys.stdlib_module_names)
+    if layer(path) in CORE and path.relative_to(SOURCE) not in NEED_EXTRAS:
+        outside = {name[0] for name in imports(path)} - CORE_NEEDS - set(sys.stdlib_module_names)
         assert not outside
 
 
-def test_the_public_names_are_there_and_a_monitor_knows_no_scheduler():
-    import equilibrate as eq
+def test_a_monitor_knows_no_scheduler():
+    assert ["equilibrate", "scheduler"] not in [n[:2] for n in imports(SOURCE / "monitor.py")]
 
-    assert all(hasattr(eq, name) for name in eq.__all__)
-    assert "scheduler" not in {other for _, other in imported(SOURCE / "monitor.py")}
+
+def test_every_public_name_can_be_had():
+    assert all(hasattr(equilibrate, name) for name in equilibrate.__all__)
+    assert set(equilibrate.__all__) <= set(dir(equilibrate))
+
+
+def test_importing_the_package_loads_no_part_that_was_not_asked_for():
+    code = (
+        "import sys, equilibrate; "
+        "print(*sorted({m.split('.')[1] for m in sys.modules if m.startswith('equilibrate.')}))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    lazy = {"ensemble", "landscape", "solvable", "runlog", "report", "integrations", "paper", "cli"}
+    assert "monitor" in loaded
+    assert not lazy & set(loaded)

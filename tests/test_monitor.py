@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from monitored import RELATIVE, SGD_FORMS, STEPS, assert_agrees, small_model, train
-from naive import NaiveSGDSides
+from support.monitored import RELATIVE, SGD_FORMS, STEPS, assert_agrees, small_model, train
+from support.naive import NaiveSGDSides
 from torch import nn
 
 import equilibrate as eq

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from monitored import STEPS, assert_agrees, small_model, train
-from naive import NaiveSGDSides
+from support.monitored import STEPS, assert_agrees, small_model, train
+from support.naive import NaiveSGDSides
 from torch import nn
 
 import equilibrate as eq

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from monitored import SGD_FORMS, assert_agrees, small_model, train
-from naive import NaiveSGDSides
+from support.monitored import SGD_FORMS, assert_agrees, small_model, train
+from support.naive import NaiveSGDSides
 from torch import nn
 
 import equilibrate as eq

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from snapshots import MINIMUM, MODELS, NOISE, exact, simulated
+from support.snapshots import MINIMUM, MODELS, NOISE, exact, simulated
 
 from equilibrate import estimates, relations
 from equilibrate.observables import Snapshot

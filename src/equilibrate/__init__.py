@@ -1,12 +1,20 @@
-"""Tell when SGD has equilibrated, act on it, and read the landscape off the fluctuations."""
+"""Tell when SGD has equilibrated, act on it, and read the loss landscape off the fluctuations."""
 
-from equilibrate import estimates, landscape, observables, relations, solvable
-from equilibrate.averages import HalfRunningMean
-from equilibrate.ensemble import Ensemble
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from equilibrate.monitor import Monitor
-from equilibrate.observables import Snapshot
-from equilibrate.relations import Reading, Relation
+from equilibrate.relations import Reading
 from equilibrate.scheduler import Decision, FDRScheduler, Verdict, judge
+
+if TYPE_CHECKING:
+    from equilibrate import estimates, landscape, observables, relations, solvable
+    from equilibrate.averages import HalfRunningMean
+    from equilibrate.ensemble import Ensemble
+    from equilibrate.observables import Snapshot
+    from equilibrate.relations import Relation
 
 __version__ = "0.1.0"
 
@@ -27,3 +35,23 @@ __all__ = [
     "relations",
     "solvable",
 ]
+
+_LAZY = {
+    "Ensemble": "ensemble",
+    "HalfRunningMean": "averages",
+    "Relation": "relations",
+    "Snapshot": "observables",
+}
+"""Names that are imported from their module on first use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"equilibrate.{_LAZY[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"equilibrate.{name}")
+    raise AttributeError(f"module 'equilibrate' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

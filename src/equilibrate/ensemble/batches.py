@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equilibrate.ensemble._ops import PackedImages
 from equilibrate.ensemble.sampling import Sampling, draw
-from equilibrate.kernels import PackedImages
 
 DataSet = Tensor | PackedImages
 """Images (N, …), perhaps in a layout that the first layer reads faster."""
@@ -143,7 +143,7 @@ class Batches:
             examples = Examples(self._images, index)
             x = examples if self._gathers else examples.gathered()
             return x, Examples(self._labels, index).gathered()
-        from equilibrate.ensemble import fused
+        from equilibrate.ensemble._ops import step as fused
 
         labels = self._labels, self._y
         if self._gathered is None:

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from equilibrate.deterministic import refuse_chance
 from equilibrate.ensemble.precision import Precision
-from equilibrate.layers import refuse_chance
 from equilibrate.scheduler import check_rule
 
 PerReplica = float | Sequence[float]

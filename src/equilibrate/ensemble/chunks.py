@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equilibrate.ensemble._ops import PackedImages
 from equilibrate.ensemble.batches import DataSet, Examples
-from equilibrate.kernels import PackedImages
 
 _EXAMPLES_ON_CPU = 1_000
 _EXAMPLES_ON_GPU = 10_000

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibrate.averages import HalfRunningBlocks
+from equilibrate.ensemble._ops import HAS_TRITON
 from equilibrate.ensemble.batches import Batches, DataSets, Examples, Orders
 from equilibrate.ensemble.checks import (
     PerReplica,
@@ -31,7 +32,6 @@ from equilibrate.ensemble.precision import Precision, matrix_products, of_torch
 from equilibrate.ensemble.sampling import Sampling
 from equilibrate.ensemble.updates import Algorithm, Flat, aligned, rule_of, update, zeros
 from equilibrate.ensemble.values import Averages, Epoch, Evaluation
-from equilibrate.kernels import HAS_TRITON
 from equilibrate.observables import inner
 from equilibrate.relations import Reading
 from equilibrate.scheduler import Decision, judge
@@ -242,7 +242,7 @@ class Ensemble:
         losses = self._network.differentiate(*self._batches.take()).double()
         counts = self._batches.counts
         if self._fused:
-            from equilibrate.ensemble import fused
+            from equilibrate.ensemble._ops import step as fused
 
             fused.update(self._flat, self._rule, self.weight_decay, losses, self._rows, counts)
             return

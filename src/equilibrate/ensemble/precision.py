@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from equilibrate import kernels
+from equilibrate.ensemble import _ops as kernels
 
 Precision = Literal["fp32", "tf32", "fp16"]
 

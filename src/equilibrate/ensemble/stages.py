@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equilibrate import kernels
+from equilibrate.ensemble import _ops as kernels
+from equilibrate.ensemble._ops import conv_relu_pool, pack_images, why_not_fused
+from equilibrate.ensemble._ops.streams import SecondStream
 from equilibrate.ensemble.batches import DataSet, Examples
 from equilibrate.ensemble.precision import Precision, of_convolutions
-from equilibrate.kernels import conv_relu_pool, pack_images, why_not_fused
-from equilibrate.kernels.streams import SecondStream
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors, Any], Tensor]
@@ -113,7 +113,7 @@ class LinearStage(Stage):
         assert isinstance(x, Tensor)
         rows = x.flatten(1, -2)
         if self._fused:
-            from equilibrate.ensemble import fused
+            from equilibrate.ensemble._ops import step as fused
 
             y = torch.bmm(rows, self._weight_transposed)
             fused.add_bias(y, self._bias, relu=self.relu)
@@ -127,7 +127,7 @@ class LinearStage(Stage):
         x, y = saved
         grad = grad.flatten(1, -2)
         if self._fused:
-            from equilibrate.ensemble import fused
+            from equilibrate.ensemble._ops import step as fused
 
             grad = grad.contiguous()
             fused.bias_gradient(grad, y if self.relu else None, self._gradients["bias"])
@@ -139,7 +139,7 @@ class LinearStage(Stage):
 
     def close(self, x: Tensor | Examples, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """As the last stage before a cross-entropy: losses and ∂x, all gradients written."""
-        from equilibrate.ensemble import fused
+        from equilibrate.ensemble._ops import step as fused
 
         assert isinstance(x, Tensor)
         y = torch.bmm(x, self._weight_transposed)

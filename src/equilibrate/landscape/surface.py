@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from equilibrate import estimates
+from equilibrate.deterministic import refuse_chance
 from equilibrate.estimates import Estimate
+from equilibrate.landscape.checks import refuse_losses_that_are_no_mean
 from equilibrate.landscape.examples import Batch, Data, Examples
-from equilibrate.landscape.refusals import refuse_losses_that_are_no_mean
-from equilibrate.layers import refuse_chance
 from equilibrate.observables import inner
 
 Loss = Callable[[Tensor, Tensor], Tensor]

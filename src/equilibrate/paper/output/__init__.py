@@ -1,0 +1,1 @@
+"""Figures, tables, pages and terminal output."""

@@ -1,0 +1,122 @@
+"""The page of a reproduction: claims, figures, numbers, and what was run where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+from equilibrate.paper.analysis.claims import Claim, about
+from equilibrate.paper.analysis.results import Result
+from equilibrate.paper.output import figures
+from equilibrate.paper.protocol import run as protocols
+from equilibrate.paper.protocol.panels import PANELS
+from equilibrate.report import page as report
+
+_NAMES = {"sgd": "SGD", "adam": "Adam", "amsgrad": "AMSGrad"}
+
+
+def compose(
+    out: Path,
+    found: Sequence[Claim],
+    panels: Sequence[str],
+    recorded: Mapping[str, Result],
+    numbers: Sequence[report.Table],
+) -> str:
+    """What was run, measured and found in out, as one HTML page about the panels drawn."""
+    first = next(iter(recorded.values()))
+    summary = [
+        "The experiments of “Fluctuation-dissipation relations for stochastic gradient descent”, "
+        "run again: each of its figures, and each claim of its text held to what was measured. "
+        "Figures whose names begin with B, and the second table of claims, go beyond it.",
+    ]
+    if first.profile != "paper":
+        summary.append(
+            f"This is the {first.profile} profile: small models on scikit-learn's digits. It shows "
+            "the relations at work in minutes; what the paper says of MNIST and CIFAR-10 it cannot "
+            "test."
+        )
+    absent = [panel for panel in PANELS if panel not in panels]
+    if absent:
+        summary.append(
+            f"Figures that are not drawn here, and the claims about them alone, are left out: "
+            f"{', '.join(absent)}."
+        )
+    return report.page(
+        "The paper, reproduced",
+        summary,
+        [asdict(claim) for claim in about(found, panels)],
+        [
+            report.Illustration(
+                panel, out / "figures" / f"fig{panel}.svg", figures.caption(panel, recorded)
+            )
+            for panel in panels
+        ],
+        [
+            *numbers,
+            _protocol_table(list(recorded.values())),
+            _environment_table(list(recorded.values())),
+        ],
+    )
+
+
+def _protocol_table(found: Sequence[Result]) -> report.Table:
+    columns = ("Run", "Task", "Training", "Schedules", "Epochs", "Seeds")
+    rows = []
+    for result in found:
+        run = result.run
+        training = f"{_NAMES[run.algorithm]}, batches of {run.task.batch_size}, "
+        training += f"λ = {run.task.weight_decay:g}"
+        if run.momentum:
+            training += f", μ = {run.momentum:g}"
+        if run.sampling == "independent":
+            training += ", independent batches"
+        start = f" (from the end of {run.start})" if run.start else ""
+        rows.append(
+            (
+                run.name + start,
+                run.task.title,
+                training,
+                _schedules(list(run.arms.values())),
+                f"{result.epochs_done} of {run.full_epochs}",
+                f"{len(run.seeds)} of {run.full_seeds}",
+            )
+        )
+    return report.Table("Protocol", columns, rows)
+
+
+def _schedules(schedules: Sequence[protocols.Schedule]) -> str:
+    """Every schedule, or what a whole grid of them ranges over.
+
+    >>> grid = [protocols.Adaptive(0.1, 400, x, y) for x in (0.01, 0.1) for y in (0.1, 0.3, 0.5)]
+    >>> _schedules(grid)
+    'from η = 0.1, each X of 0.01, 0.1 with each Y of 0.1, 0.3, 0.5'
+    >>> _schedules(grid[:1])
+    'from η = 0.1, X = 0.01, Y = 0.1'
+    """
+    grid = [(s.lr, s.tolerance, s.decrease) for s in schedules if isinstance(s, protocols.Adaptive)]
+    axes = [sorted(set(axis)) for axis in zip(*grid, strict=True)]
+    if len(grid) == len(schedules) > 2 and sorted(grid) == [*product(*axes)]:
+        lrs, tolerances, decreases = (", ".join(f"{v:g}" for v in axis) for axis in axes)
+        return f"from η = {lrs}, each X of {tolerances} with each Y of {decreases}"
+    return "; ".join(_describe(schedule) for schedule in schedules)
+
+
+def _describe(schedule: protocols.Schedule) -> str:
+    if isinstance(schedule, protocols.Stairs):
+        return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.treads)
+    return f"from η = {schedule.lr:g}, X = {schedule.tolerance:g}, Y = {schedule.decrease:g}"
+
+
+def _environment_table(found: Sequence[Result]) -> report.Table:
+    """Where the runs were made; what differs among them is told in full."""
+    environments = [{**result.environment, "device": result.device} for result in found]
+    rows = []
+    for key in dict.fromkeys(key for environment in environments for key in environment):
+        values = [environment[key] for environment in environments if key in environment]
+        told = list(dict.fromkeys(str(value) for value in values if value is not None))
+        if key == "started":
+            told = [" to ".join(dict.fromkeys((min(told), max(told))))]
+        rows.append((key, ", ".join(told) or "–"))
+    return report.Table("Environment", ("What", "Value"), rows)

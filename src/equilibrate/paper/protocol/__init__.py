@@ -1,0 +1,1 @@
+"""What is run: networks, runs, profiles and the panels they feed."""

@@ -1,0 +1,1 @@
+"""Figures and HTML pages made from recorded rows."""

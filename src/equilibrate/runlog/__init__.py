@@ -1,0 +1,1 @@
+"""Records, checkpoints and provenance of training runs."""

@@ -1,0 +1,64 @@
+"""However far each run has come, alone or in parts, all can be read, drawn, judged and listed."""
+
+import random
+
+import pytest
+from support.synthetic import write
+
+from equilibrate.paper.analysis import claims
+from equilibrate.paper.output import figures
+from equilibrate.paper.analysis import results
+from equilibrate.paper.output import tables
+from equilibrate.paper.protocol.panels import PANELS
+from equilibrate.paper.protocol.profiles import profile
+
+
+def noisy(value):
+    """Another value at each moment, learning rate and seed, the same at each call."""
+
+    def column(time, lr, arm, seed):
+        return value(time, lr) * (1 + random.Random(f"{time} {lr} {arm} {seed}").gauss(0, 0.05))
+
+    return column
+
+
+COLUMNS = {
+    "landscape": {
+        "left": noisy(lambda time, lr: lr * (1 + 2 / time)),
+        "right": noisy(lambda time, lr: lr),
+        "loss": noisy(lambda time, lr: 0.5),
+        "batch_loss": noisy(lambda time, lr: 0.6),
+        "landscape": noisy(lambda time, lr: lr),
+    },
+    "performance": {
+        "lr": lambda time, lr, arm, seed: lr,
+        "train_loss": noisy(lambda time, lr: 0.1 + 1 / time),
+        "train_accuracy": noisy(lambda time, lr: 0.8),
+        "test_accuracy": noisy(lambda time, lr: 0.7),
+    },
+}
+STATES = ("absent", "head", "begun", "whole", "a part", "parts", "whole and a part")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_there(tmp_path, seed):
+    chance = random.Random(seed)
+    scale, seeds = chance.choice([1.0, 0.3, 0.02]), chance.choice([None, 2])
+    for run in profile("paper", scale, seeds).runs.values():
+        state = chance.choice(STATES)
+        middle = run.seeds[len(run.seeds) // 2]
+        pieces = [run]
+        if state in ("a part", "parts", "whole and a part") and len(run.seeds) > 1:
+            first, second = run.part(0, middle - 1), run.part(middle, 999)
+            pieces = {"a part": [first], "parts": [first, second]}.get(state, [first, run])
+        for piece in pieces if state != "absent" else ():
+            half = state == "begun" or (piece is pieces[-1] and chance.random() < 0.5)
+            upto = 0 if state == "head" else chance.random() * run.epochs if half else run.epochs
+            write(piece, tmp_path, COLUMNS[run.measures], upto=upto, rows=chance.choice([1, 12]))
+    recorded = results.load(tmp_path / "records")
+    found = claims.check(recorded)
+    shown = [tables.summary(found), *tables.of_claims(found), *tables.numbers(recorded)]
+    assert len(tables.markdown(shown)) > 1000
+    for panel in PANELS.values():
+        if all(name in recorded and len(recorded[name].epoch) for name in panel.runs):
+            assert figures.draw(panel.id, recorded).axes

@@ -1,0 +1,51 @@
+"""Records of runs that never ran: columns given as functions, written as the real ones are."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from equilibrate.paper.protocol.run import Run, Stairs
+from equilibrate.runlog import records
+
+Column = Callable[[float, float, str, int], float]
+"""(epochs since the learning rate was set, learning rate, arm, seed) -> value."""
+
+
+def write(
+    run: Run,
+    folder: Path,
+    columns: Mapping[str, Column],
+    *,
+    profile: str = "paper",
+    upto: float = float("inf"),
+    rows: int = 12,
+) -> None:
+    """A record with a row at so many moments of each tread, up to an epoch."""
+    config = run.to_config() | {"profile": profile, "device": "cpu", "steps_per_epoch": 600}
+    path = folder / "records" / f"{run.name}.jsonl"
+    with records.Writer(path, config=config, mode="overwrite") as writer:
+        for start, epochs in _treads(run):
+            for k in range(1, rows + 1):
+                epoch = start + epochs * k / rows
+                if epoch <= upto:
+                    row: dict[str, Any] = {"epoch": epoch, "step": round(600 * epoch)}
+                    for name, column in columns.items():
+                        row[name] = [
+                            column(epoch - start, _lr(run, arm, start), arm, seed)
+                            for arm, seed in run.replicas
+                        ]
+                    writer.write(row)
+
+
+def _treads(run: Run) -> list[tuple[int, int]]:
+    stairs = [s.treads for s in run.arms.values() if isinstance(s, Stairs)]
+    found, start = [], 0
+    for _, epochs in stairs[0] if stairs else [(0, run.epochs)]:
+        found.append((start, epochs))
+        start += epochs
+    return found
+
+
+def _lr(run: Run, arm: str, epoch: int) -> float:
+    schedule = run.arms[arm]
+    return schedule.lr_at(epoch) if isinstance(schedule, Stairs) else schedule.lr
