@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from equilibrate import landscape
-from equilibrate.runlog import devices
 from equilibrate.ensemble import Sampling
 from equilibrate.landscape import plot as landscape_figure
 from equilibrate.landscape.examples import Batch
@@ -25,7 +24,7 @@ from equilibrate.paper.data import datasets as data
 from equilibrate.paper.protocol import models
 from equilibrate.paper.runs.training import TASKS, spare_threads
 from equilibrate.report import figures as plots
-from equilibrate.runlog import records
+from equilibrate.runlog import devices, records
 
 Task = tuple[Callable[[int], nn.Module], Batch, Loss]
 """A model from a seed, (inputs, targets), and the loss."""
