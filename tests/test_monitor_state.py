@@ -1,4 +1,4 @@
-"""What a monitor keeps, hands out and takes back, and what it refuses."""
+"""The state of a monitor: layout changes, reset, saving and loading, wrong arguments."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import equilibrate as eq
 def test_a_group_added_later_starts_the_averages_again():
     model, extra = small_model(), nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1)
     train(model, optimizer, steps=10)
     optimizer.add_param_group({"params": [extra], "lr": 0.2})
     naive = NaiveSGDSides(optimizer)
@@ -25,7 +25,7 @@ def test_a_group_added_later_starts_the_averages_again():
 def test_parameters_that_take_the_place_of_others_are_those_watched(how):
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.05)
-    monitor = eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1)
     train(model, optimizer, steps=10)
     model[-1].bias = nn.Parameter(2 * model[-1].bias.detach() + 1)
     if how == "a new list":
@@ -38,24 +38,62 @@ def test_parameters_that_take_the_place_of_others_are_those_watched(how):
     assert_agrees(monitor.reading(), naive.left, naive.right)
 
 
-def test_parameters_added_later_are_checked_as_the_first_were():
-    model, extra = small_model(), nn.Parameter(torch.ones(3))
+def test_parameters_added_later_have_names_of_the_optimizer_or_their_place():
+    model, extra, last = small_model(), nn.Linear(2, 2), nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = eq.Monitor(optimizer, names=model.named_parameters())
-    optimizer.add_param_group({"params": [extra]})
-    with pytest.raises(ValueError, match=r"names lacks 1 .*\(group 1, parameter 0 of shape \(3,\)"):
-        optimizer.step()
-    monitor.detach()
-    eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1, named_parameters=model.named_parameters())
+    optimizer.add_param_group({"params": list(extra.parameters())})
+    optimizer.add_param_group({"params": [last]})
+    optimizer.param_groups[1]["param_names"] = ["head.weight", "head.bias"]
+    names = [name for name, _ in model.named_parameters()]
+    expected = [*names, "head.weight", "head.bias", "group 2, parameter 0"]
+    assert list(monitor.parameter_readings()) == expected
+
+
+def test_names_are_taken_from_an_optimizer_that_has_its_own():
+    model = small_model()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    monitor = eq.Monitor(optimizer)
+    assert list(monitor.parameter_readings()) == [name for name, _ in model.named_parameters()]
+
+
+def test_parameter_readings_need_names():
+    optimizer = torch.optim.SGD(small_model().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"no name for any parameter: pass named_parameters="):
+        eq.Monitor(optimizer).parameter_readings()
+
+
+def test_a_state_saved_after_a_group_was_added_can_be_loaded():
+    def start():
+        torch.manual_seed(0)
+        model, extra = small_model(), nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = eq.Monitor(optimizer, every=1)
+        train(model, optimizer, steps=3)
+        optimizer.add_param_group({"params": [extra]})
+        return model, optimizer, monitor
+
+    _, _, monitor = start()
+    state = monitor.state_dict()
+    model, optimizer, other = start()
+    other.load_state_dict(state)
+    train(model, optimizer, steps=4)
+    assert (other.reading().step, other.reading().count) == (7, 2)
+
+
+def test_complex_parameters_added_later_raise_too():
+    optimizer = torch.optim.SGD(small_model().parameters(), lr=0.1)
+    monitor = eq.Monitor(optimizer)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]})
-    with pytest.raises(TypeError, match="parameter group 2 has complex parameters"):
+    with pytest.raises(TypeError, match="parameter group 1 has complex parameters"):
         optimizer.step()
+    assert monitor.step == 0
 
 
 def test_reset_and_detach():
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1)
     assert monitor.reading().undefined == "no step has been seen yet"
     train(model, optimizer, steps=10)
     monitor.reset()
@@ -71,7 +109,7 @@ def test_reset_and_detach():
 def test_non_finite_gradients_are_reported_and_leave_with_the_window():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     (p,) = optimizer.param_groups[0]["params"]
-    monitor = eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1)
     for t in range(8):
         p.grad = torch.full((2,), float("nan") if t == 2 else 1.0)
         before = p.detach().clone()
@@ -87,7 +125,7 @@ def test_non_finite_gradients_are_reported_and_leave_with_the_window():
 def test_a_step_to_nowhere_is_not_taken_for_rest(lr):
     p = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.Adam([p], lr=lr, foreach=False)
-    monitor = eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1)
     p.grad = torch.tensor([1.0, float("nan")])
     optimizer.step()
     assert "non-finite" in str(monitor.reading().undefined)
@@ -95,7 +133,8 @@ def test_a_step_to_nowhere_is_not_taken_for_rest(lr):
 
 @pytest.mark.parametrize("form", SGD_FORMS)
 @pytest.mark.parametrize("names", [False, True])
-def test_stopped_and_resumed_readings_are_bit_identical(form, names, tmp_path):
+@pytest.mark.parametrize("every", [1, 5])
+def test_stopped_and_resumed_readings_are_bit_identical(form, names, every, tmp_path):
     sign = -1.0 if SGD_FORMS[form].get("maximize") else 1.0
 
     def start():
@@ -103,14 +142,15 @@ def test_stopped_and_resumed_readings_are_bit_identical(form, names, tmp_path):
         model = small_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **SGD_FORMS[form])
         named = model.named_parameters() if names else None
-        return model, optimizer, eq.Monitor(optimizer, names=named)
+        return model, optimizer, eq.Monitor(optimizer, every=every, named_parameters=named)
 
     model, optimizer, monitor = start()
     train(model, optimizer, steps=21, sign=sign)
     parts = {"model": model, "optimizer": optimizer, "monitor": monitor}
     torch.save({key: part.state_dict() for key, part in parts.items()}, tmp_path / "c.pt")
     train(model, optimizer, steps=30, sign=sign)
-    expected = monitor.reading(), monitor.readings()
+    readings = monitor.parameter_readings if names else monitor.group_readings
+    expected = monitor.reading(), readings()
 
     model, optimizer, monitor = start()
     loaded = torch.load(tmp_path / "c.pt")
@@ -118,29 +158,16 @@ def test_stopped_and_resumed_readings_are_bit_identical(form, names, tmp_path):
     model.load_state_dict(loaded["model"])
     optimizer.load_state_dict(loaded["optimizer"])
     train(model, optimizer, steps=30, sign=sign)
-    assert (monitor.reading(), monitor.readings()) == expected
+    readings = monitor.parameter_readings if names else monitor.group_readings
+    assert (monitor.reading(), readings()) == expected
 
 
-@pytest.mark.parametrize("form", ["decay", "dampening"])
-def test_a_state_goes_on_on_another_device(form):
-    """As torch has it for an optimizer's state; "meta" stands for a GPU, without its numbers."""
-
-    def start(device):
-        p = nn.Parameter(torch.ones(3, device=device))
-        optimizer = torch.optim.SGD([p], lr=0.1, **SGD_FORMS[form])
-        return p, optimizer, eq.Monitor(optimizer)
-
-    def step(p, optimizer):
-        p.grad = torch.ones_like(p)
-        optimizer.step()
-
-    p, optimizer, monitor = start("cpu")
-    step(p, optimizer)
-    there, other, resumed = start("meta")
-    other.load_state_dict(optimizer.state_dict())
-    resumed.load_state_dict(monitor.state_dict())
-    step(there, other)
-    assert resumed.state_dict()["lanes"][0]["average"]["rows"].device.type == "meta"
+def test_loading_restores_every():
+    optimizer = torch.optim.SGD(small_model().parameters(), lr=0.1)
+    saved = eq.Monitor(optimizer, every=7).state_dict()
+    monitor = eq.Monitor(optimizer)
+    monitor.load_state_dict(saved)
+    assert monitor.every == 7
 
 
 def test_the_state_of_another_model_is_refused():
@@ -151,9 +178,9 @@ def test_the_state_of_another_model_is_refused():
     with pytest.raises(ValueError, match=r"another model or optimizer.*4 tensors of 83 parameters"):
         monitor_of(nn.Linear(2, 2)).load_state_dict(state)
     other = small_model()
-    with pytest.raises(ValueError, match=r"without names, here is .* with names"):
-        monitor_of(other, names=other.named_parameters()).load_state_dict(state)
-    with pytest.raises(ValueError, match="state is not that of a Monitor: it holds step, monitor"):
+    with pytest.raises(ValueError, match=r"without names, this monitor has .* with names"):
+        monitor_of(other, named_parameters=other.named_parameters()).load_state_dict(state)
+    with pytest.raises(ValueError, match="not the state of a Monitor: it holds step, monitor"):
         monitor_of(other).load_state_dict({"step": 1, "monitor": state})
 
 
@@ -164,21 +191,18 @@ def test_wrong_arguments_are_named():
         TypeError, match=r"optimizer must be a torch.optim.Optimizer, got Sequential"
     ):
         eq.Monitor(model)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"names lacks 4 parameter\(s\)"):
-        eq.Monitor(optimizer, names=nn.Linear(2, 2).named_parameters())
+    with pytest.raises(ValueError, match=r"named_parameters lacks 4 parameter\(s\)"):
+        eq.Monitor(optimizer, every=1, named_parameters=nn.Linear(2, 2).named_parameters())
     for names in (model, ["0.weight"], True):
-        with pytest.raises(TypeError, match=r"names must be pairs .* model.named_parameters\(\)"):
-            eq.Monitor(optimizer, names=names)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"lr of parameter group 0 must be positive, got 0.0"):
-        eq.Monitor(torch.optim.SGD(model.parameters(), lr=0.0))
-    with pytest.raises(ValueError, match="dampening of parameter group 0 must be below 1"):
-        eq.Monitor(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=1))
+        with pytest.raises(
+            TypeError, match=r"named_parameters must be pairs .* model.named_parameters\(\)"
+        ):
+            eq.Monitor(optimizer, every=1, named_parameters=names)  # pyright: ignore[reportArgumentType]
+    for every in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=r"every must be a whole number .* got"):
+            eq.Monitor(optimizer, every=every)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="parameter group 0 has complex parameters"):
         eq.Monitor(torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.complex64))], lr=0.1))
     optimizer.param_groups[0]["params"] = []
     with pytest.raises(ValueError, match="optimizer has no parameters"):
-        eq.Monitor(optimizer)
-    forgetful = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=10)
-    eq.Monitor(forgetful)
-    with pytest.raises(ValueError, match="lr × weight_decay is 1"):
-        train(model, forgetful, steps=1)
+        eq.Monitor(optimizer, every=1)

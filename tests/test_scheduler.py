@@ -1,6 +1,7 @@
 """FDRScheduler is a torch scheduler, decides by a pure rule, and says why."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,35 +9,11 @@ from torch import nn
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR, StepLR
 
 import equilibrate as eq
-from equilibrate.scheduler import judge
+from equilibrate.rules import Threshold, Verdict
 
 
 def reading(left, right, count=100):
     return eq.Reading(step=2 * count, count=count, left=left, right=right, lr=0.1)
-
-
-@pytest.mark.parametrize(
-    ("given", "equilibrated", "reason"),
-    [
-        (reading(1.0, 1.0), True, "equilibrated: |L/R − 1| = 0 < 0.01"),
-        (reading(1.0099, 1.0), True, "equilibrated: |L/R − 1| = 0.0099 < 0.01"),
-        (reading(0.5, 1.0), False, "not yet: |L/R − 1| = 0.5 ≥ 0.01"),
-        (reading(1.02, 1.0), False, "not yet: |L/R − 1| = 0.02 ≥ 0.01"),
-        (reading(0.0, 0.0), False, "undefined: both sides are zero"),
-        (reading(math.nan, 1.0), False, "undefined: non-finite averages (left nan"),
-        (reading(1.0, math.inf), False, "undefined: non-finite averages"),
-        (reading(1.0, 1.0, count=3), False, "too few steps: 3 averaged, 5 wanted"),
-        (reading(math.nan, math.nan, count=0), False, "undefined: no step has been seen yet"),
-    ],
-)
-def test_judge(given, equilibrated, reason):
-    verdict = judge(given, tolerance=0.01, min_count=5)
-    assert verdict.equilibrated is equilibrated
-    assert verdict.reason.startswith(reason)
-
-
-def test_the_threshold_itself_is_not_below_it():
-    assert not judge(reading(1.5, 1.0), tolerance=0.5).equilibrated
 
 
 class Balanced:
@@ -46,7 +23,7 @@ class Balanced:
         self.parameters = [nn.Parameter(torch.ones(4)) for _ in lrs]
         groups = [{"params": [p], "lr": lr} for p, lr in zip(self.parameters, lrs, strict=True)]
         self.optimizer = torch.optim.SGD(groups)
-        self.scheduler = eq.FDRScheduler(self.optimizer, **kwargs)
+        self.scheduler = eq.FDRScheduler(self.optimizer, **{"min_steps": 1, "every": 1, **kwargs})
 
     def train(self, off=0.0, steps=4):
         for _ in range(steps):
@@ -61,9 +38,9 @@ class Balanced:
 
 
 def test_it_is_a_torch_scheduler_and_lowers_at_equilibrium():
-    run = Balanced(tolerance=0.01, decrease=0.1)
+    run = Balanced(threshold=0.01, factor=0.9)
     assert isinstance(run.scheduler, LRScheduler)
-    assert run.scheduler.last_decision.reason == "started: averages begin here"
+    assert run.scheduler.last_decision.reason == "started: the averaging window begins here"
     run.train(off=0.5)
     run.scheduler.step()
     assert not run.scheduler.last_decision.lowered
@@ -81,7 +58,7 @@ def test_it_is_a_torch_scheduler_and_lowers_at_equilibrium():
 
 
 def test_each_group_keeps_its_own_learning_rate():
-    run = Balanced(lrs=(0.5, 0.2), decrease=0.5)
+    run = Balanced(lrs=(0.5, 0.2), factor=0.5)
     run.train()
     run.scheduler.step()
     assert run.lrs() == pytest.approx([0.25, 0.1])
@@ -90,7 +67,7 @@ def test_each_group_keeps_its_own_learning_rate():
 
 
 def test_min_lr():
-    run = Balanced(lrs=(0.5, 0.2), decrease=0.5, min_lr=[0.3, 0.15])
+    run = Balanced(lrs=(0.5, 0.2), factor=0.5, min_lr=[0.3, 0.15])
     run.train()
     run.scheduler.step()
     assert run.lrs() == [0.3, 0.15]
@@ -111,7 +88,7 @@ def test_a_min_lr_above_the_learning_rate_never_raises_it():
 
 def test_tensor_learning_rates_are_changed_in_place():
     lr = torch.tensor(0.5)
-    run = Balanced(lrs=(lr,), decrease=0.5)
+    run = Balanced(lrs=(lr,), factor=0.5)
     run.train()
     run.scheduler.step()
     assert run.lrs()[0] is lr
@@ -119,7 +96,7 @@ def test_tensor_learning_rates_are_changed_in_place():
 
 
 def test_it_multiplies_the_current_learning_rate():
-    run = Balanced(decrease=0.5)
+    run = Balanced(factor=0.5)
     run.optimizer.param_groups[0]["lr"] = 0.2  # somebody else's doing
     run.train()
     run.scheduler.step()
@@ -127,7 +104,7 @@ def test_it_multiplies_the_current_learning_rate():
 
 
 def test_it_chains_after_warm_up():
-    run = Balanced(lrs=(0.8,), decrease=0.5)
+    run = Balanced(lrs=(0.8,), factor=0.5)
     warm_up = LinearLR(run.optimizer, start_factor=0.25, total_iters=3)
     chain = SequentialLR(run.optimizer, [warm_up, run.scheduler], milestones=[3])
     seen, averaged = [], []
@@ -144,7 +121,7 @@ def test_it_chains_after_warm_up():
 
 
 def test_a_group_added_later_is_lowered_too():
-    run = Balanced(decrease=0.5, min_lr=0.1)
+    run = Balanced(factor=0.5, min_lr=0.1)
     run.train()
     run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4))], "lr": 0.16})
     run.train()
@@ -177,12 +154,12 @@ def test_undefined_never_lowers():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tolerance": 0.0}, r"tolerance must be a positive number such as 0.01, got 0.0"),
-        ({"tolerance": -1.0}, r"tolerance must be a positive number such as 0.01, got -1.0"),
-        ({"tolerance": math.nan}, "tolerance must be a positive number"),
-        ({"decrease": 0.0}, r"decrease must lie between 0 and 1, such as 0.1, got 0.0"),
-        ({"decrease": 1.0}, r"decrease must lie between 0 and 1, such as 0.1, got 1.0"),
-        ({"min_count": 0}, "min_count must be at least 1, got 0"),
+        ({"threshold": 0.0}, r"threshold must be a positive number such as 0.01, got 0.0"),
+        ({"factor": 0.0}, r"factor must lie between 0 and 1, such as 0.9, got 0.0"),
+        ({"factor": 1.0}, r"factor must lie between 0 and 1, such as 0.9, got 1.0"),
+        ({"min_steps": 0}, "min_steps must be at least 1, got 0"),
+        ({"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
+        ({"threshold": 0.1, "rule": Threshold()}, "threshold and rule exclude each other"),
         ({"min_lr": -0.1}, "min_lr must be one number ≥ 0"),
         ({"min_lr": [0.1, 0.1]}, r"one for each of the 1 parameter group\(s\), got \[0.1, 0.1\]"),
     ],
@@ -199,6 +176,10 @@ def test_a_monitor_of_another_optimizer_is_refused():
         eq.FDRScheduler(one, monitor=eq.Monitor(other))
     with pytest.raises(TypeError, match=r"monitor must be an eq.Monitor, got SGD: pass eq.Monitor"):
         eq.FDRScheduler(one, monitor=one)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="every and monitor exclude each other"):
+        eq.FDRScheduler(one, monitor=eq.Monitor(one), every=4)
+    with pytest.raises(TypeError, match=r"rule must have a method judge\(reading\), got float"):
+        eq.FDRScheduler(one, rule=0.01)  # pyright: ignore[reportArgumentType]
 
 
 def noisy_run(epochs, start=None, momentum=0.9):
@@ -206,7 +187,7 @@ def noisy_run(epochs, start=None, momentum=0.9):
     torch.manual_seed(5)
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.1)
-    scheduler = eq.FDRScheduler(optimizer, tolerance=0.3, decrease=0.2)
+    scheduler = eq.FDRScheduler(optimizer, threshold=0.3, factor=0.8, min_steps=10)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     first = 0
     if start is not None:
@@ -243,19 +224,85 @@ def test_a_run_stopped_and_resumed_goes_on_bit_by_bit(tmp_path, momentum):
 def test_a_checkpoint_of_another_model_is_refused():
     state = noisy_run(1)[2]["scheduler"]
     other = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    scheduler = eq.FDRScheduler(other, tolerance=0.3, decrease=0.2)
+    scheduler = eq.FDRScheduler(other, threshold=0.3, factor=0.8, min_steps=10)
     with pytest.raises(ValueError, match="another model or optimizer"):
         scheduler.load_state_dict(state)
 
 
-def test_a_checkpoint_with_other_settings_is_refused():
-    run = Balanced(tolerance=0.01)
-    with pytest.raises(ValueError, match=r"saved with .*'tolerance': 0.01.* this one has"):
-        Balanced(tolerance=0.02).scheduler.load_state_dict(run.scheduler.state_dict())
+def test_loading_restores_the_settings_as_torch_schedulers_do():
+    saved = Balanced(threshold=0.02, factor=0.7, min_lr=0.1, min_steps=3).scheduler.state_dict()
+    scheduler = Balanced(threshold=0.5).scheduler
+    scheduler.load_state_dict(saved)
+    assert scheduler.rule == Threshold(0.02)
+    assert (scheduler.factor, scheduler.min_lr, scheduler.min_steps) == (0.7, 0.1, 3)
+
+
+@dataclass(frozen=True)
+class After:
+    """A rule as a user would write it."""
+
+    steps: int
+
+    def judge(self, reading):
+        return Verdict(reading.count >= self.steps, f"{reading.count} steps averaged")
+
+
+def test_a_rule_of_ones_own():
+    run = Balanced(rule=After(steps=4))
+    run.train(off=3.0)
+    run.scheduler.step()
+    assert not run.scheduler.last_decision.lowered
+    run.train(off=3.0)
+    run.scheduler.step()
+    assert run.scheduler.last_decision.lowered
+    assert run.scheduler.last_decision.reason == "4 steps averaged"
+    with pytest.raises(ValueError, match="saved with the rule After, this scheduler has Threshold"):
+        Balanced().scheduler.load_state_dict(run.scheduler.state_dict())
+
+
+def test_stepping_at_every_batch_is_safe_by_default():
+    run = Balanced(min_steps=100)
+    for _ in range(250):
+        run.train(steps=1)
+        run.scheduler.step()
+        assert run.lrs() == [0.5] or run.scheduler.monitor.step >= 199
+    reasons = run.scheduler.last_decision.reason
+    assert run.lrs() == [pytest.approx(0.45)]
+    assert reasons == "too few steps: 51 since the last decision, of 100"
+
+
+def test_get_lr_has_no_side_effects():
+    run = Balanced()
+    run.train()
+    before = run.scheduler.state_dict()["decision"]
+    assert run.scheduler.get_lr() == run.scheduler.get_lr() == [0.5]
+    assert run.scheduler.state_dict()["decision"] == before
+    run.scheduler.step()
+    assert run.scheduler.get_lr() == run.lrs()
+
+
+def test_no_step_since_the_last_call_is_said():
+    run = Balanced()
+    run.train()
+    run.scheduler.step()
+    run.scheduler.step()
+    assert not run.scheduler.last_decision.lowered
+    assert run.scheduler.last_decision.reason.startswith("no optimizer step was seen")
+
+
+def test_detached_schedulers_do_not_lower():
+    run = Balanced()
+    run.scheduler.detach()
+    run.train()
+    run.scheduler.step()
+    assert run.scheduler.last_decision.reason.startswith("no optimizer step was seen")
+    assert run.lrs() == [0.5]
 
 
 def test_the_state_of_another_scheduler_is_refused():
     run = Balanced()
     other = StepLR(run.optimizer, step_size=1).state_dict()
-    with pytest.raises(ValueError, match=r"not that of an FDRScheduler: it holds step_size, gamma"):
+    with pytest.raises(
+        ValueError, match=r"not the state of an FDRScheduler: it holds step_size, gamma"
+    ):
         run.scheduler.load_state_dict(other)

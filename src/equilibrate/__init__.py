@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from equilibrate.monitor import Monitor
 from equilibrate.relations import Reading
-from equilibrate.scheduler import Decision, FDRScheduler, Verdict, judge
+from equilibrate.scheduler import Decision, FDRScheduler
 
 if TYPE_CHECKING:
-    from equilibrate import estimates, landscape, observables, relations, solvable
+    from equilibrate import estimates, landscape, observables, relations, rules, solvable
     from equilibrate.averages import HalfRunningMean
     from equilibrate.ensemble import Ensemble
     from equilibrate.observables import Snapshot
@@ -27,12 +27,11 @@ __all__ = [
     "Reading",
     "Relation",
     "Snapshot",
-    "Verdict",
     "estimates",
-    "judge",
     "landscape",
     "observables",
     "relations",
+    "rules",
     "solvable",
 ]
 

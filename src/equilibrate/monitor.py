@@ -1,262 +1,469 @@
-"""Watch any optimizer by its step hooks and read FDR1 at any moment."""
+"""Watch any optimizer through its step hooks and read FDR1 at any moment."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equilibrate.averages import HalfRunningMean
-from equilibrate.probes import Group, Probe, probe_type
-from equilibrate.relations import Reading, combine
+from equilibrate._engine.probe import Probe
+from equilibrate._engine.sharding import Layout, layout_of, local
+from equilibrate._engine.updates import learning_rate
+from equilibrate.relations import Reading
 
-Names = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+NamedParameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
 class Monitor:
-    """Reads both sides of FDR1 off a training loop, over the paper's half-running window.
+    r"""Reads both sides of FDR1 from a training loop, averaged over the paper's window.
 
-    Attach it once and train as before: it only adds hooks, waits for nothing, and leaves training
-    bit-identical. For `torch.optim.SGD` the sides are ⟨θ·∇f⟩ and (1+μ)/(2(1−ν)) η⟨v²⟩, weight
-    decay counted in ∇f; with Nesterov momentum and for every other optimizer they are those of the
-    step form, −⟨θ·Δ⟩/η and ⟨Δ²⟩/(2η), which for plain SGD is the same.
+    A monitor only adds hooks to the optimizer: training is bit-identical with and without it, and
+    no step waits for the device. For `torch.optim.SGD` the sides are ⟨θ·∇f⟩ and
+    (1+μ)/(2(1−ν)) η⟨v²⟩, with L2 weight decay counted in ∇f. With Nesterov momentum, with
+    parameters of half precision and for every other optimizer they are those of the step form,
+    −⟨θ·Δ⟩/η and ⟨Δ²⟩/(2η), which for SGD without momentum is the same.
 
-    With `names=model.named_parameters()` there is a reading for each parameter too.
+    Averages are taken over the later half of the steps since the last `reset`. The difference of
+    the two sides is exact whatever `every` is, because it telescopes; only the right side is
+    sampled, at the measured steps.
 
-    >>> theta = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = torch.optim.SGD([theta], lr=0.5)
-    >>> monitor = Monitor(optimizer)
-    >>> theta.grad = torch.tensor([1.0, 0.0])
-    >>> optimizer.step()
-    >>> monitor.reading()
-    Reading(step=1, count=1, left=1, right=0.25, lr=0.5, residual=3)
+    The hooks hold no reference to the monitor: keep it in a variable for as long as it is needed.
+    Under sharded training (FSDP, tensor parallelism) `reading`, `group_readings`,
+    `parameter_readings` and `state_dict` are collective: call them on every process.
+
+    Args:
+        optimizer: Any `torch.optim.Optimizer`, or one that accelerate has wrapped.
+        named_parameters: `model.named_parameters()`, to have a reading for each parameter. An
+            optimizer that was itself created from named parameters needs none.
+        every: Measure the first step of a window and then every k-th. The default costs next to
+            nothing and loses nothing that matters; 1 makes every reading exact.
+        process_group: The group over which plain parameters are sharded, for FSDP1. DTensors
+            need none.
+
+    Raises:
+        TypeError: If `optimizer` is not an optimizer, `named_parameters` are not pairs, or a
+            parameter is complex.
+        ValueError: If the optimizer has no parameters, `named_parameters` lacks one, `every` is
+            below 1, or parameters are sharded in a way that needs a `process_group`.
+
+    Example:
+        >>> theta = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = torch.optim.SGD([theta], lr=0.5)
+        >>> monitor = Monitor(optimizer)
+        >>> theta.grad = torch.tensor([1.0, 0.0])
+        >>> optimizer.step()
+        >>> monitor.reading()
+        Reading(step=1, count=1, left=1, right=0.25, lr=0.5, residual=3)
     """
 
-    def __init__(self, optimizer: Optimizer, *, names: Names | None = None) -> None:
-        _check(optimizer)
-        self._optimizer = optimizer
-        self._names = None if names is None else _names_of(names)
-        _check_parameters(optimizer, self._names)
-        self._lanes: list[_Lane] = []
-        self._layout: list[tuple[list[int], torch.device]] = []
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        named_parameters: NamedParameters | None = None,
+        every: int = 16,
+        process_group: Any | None = None,
+    ) -> None:
+        self._optimizer = unwrap(optimizer)
+        if not any(group["params"] for group in self._optimizer.param_groups):
+            raise ValueError("optimizer has no parameters: pass model.parameters() to it first")
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
+        self.every = every
+        self._names = None if named_parameters is None else _names_of(named_parameters)
+        self._process_group = process_group
+        self._probes: list[Probe] = []
+        self._sizes: list[int] = []
         self._lrs: list[float | Tensor] = []
         self._step = 0
-        self._nests = _may_call_its_parents_step(type(optimizer))
-        # Adding a hook is all that ties the two together.
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._after),
-        ]
+        self._since_reset = 0
+        self._explicit = False
+        if self._names is not None:
+            _check_names(self._optimizer, self._names)
+        self._lay_out()
+        self._checked = 0, self._norm()
+        self._attach()
 
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer that is watched."""
         return self._optimizer
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps seen, whether measured or not."""
+        return self._step
+
     def reading(self) -> Reading:
-        """FDR1 for the whole model. Waits for the device, so ask once an epoch, not each step."""
-        return self._read(self._lanes)
+        """Return FDR1 for the whole model.
 
-    def readings(self) -> dict[str, Reading]:
-        """FDR1 for each parameter where `names` was given, for each parameter group otherwise.
-
-        FDR1 holds for every part by itself, each with its own learning rate, momentum and
-        dampening.
+        It waits for the device, so ask once in a while, not at every step.
         """
-        if self._names is None:
-            return self.group_readings()
-        found = {
-            self._names[id(p)]: self._reading(lane.average.window, [pair], self._lrs[lane.group])
-            for lane in self._lanes
-            for p, pair in zip(lane.params, lane.average.value.unbind(1), strict=True)
-        }
-        return {name: found[name] for name in self._names.values() if name in found}
+        self._warn_if_blind()
+        self._update_layout()
+        return self._combined(self._probes)
 
     def group_readings(self) -> dict[str, Reading]:
-        """FDR1 for each parameter group: "group 0", "group 1", …"""
+        """Return FDR1 for each parameter group: "group 0", "group 1", …
+
+        FDR1 holds for every group by itself, with its own learning rate, momentum and dampening.
+        """
+        self._update_layout()
         groups = range(len(self._optimizer.param_groups))
-        return {f"group {i}": self._read([x for x in self._lanes if x.group == i]) for i in groups}
-
-    def reset(self) -> None:
-        """Start the averages again: t = 0. The count of steps goes on."""
-        for lane in self._lanes:
-            lane.average.reset()
-
-    def detach(self) -> None:
-        """Take the hooks off. What was read can still be asked for."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Numbers, strings and tensors: `torch.load` reads it back with its defaults."""
         return {
-            "step": self._step,
-            "lrs": [float(lr) for lr in self._lrs],
-            "fingerprint": self._fingerprint(),
-            "lanes": [lane.state_dict() for lane in self._lanes],
+            f"group {i}": self._combined([probe for probe in self._probes if probe.group == i])
+            for i in groups
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, refusing that of another model."""
-        if "fingerprint" not in state:
+    def parameter_readings(self) -> dict[str, Reading]:
+        """Return FDR1 for each parameter, by name, in the order of the names given.
+
+        Raises:
+            ValueError: If neither the monitor nor the optimizer was given named parameters.
+        """
+        if not self._has_names():
             raise ValueError(
-                f"state is not that of a Monitor: it holds {', '.join(state)}; load what "
-                "monitor.state_dict() gave"
+                "there is no name for any parameter: pass "
+                "named_parameters=model.named_parameters() to the monitor"
+            )
+        self._update_layout()
+        names = self._all_names()
+        found: dict[str, Reading] = {}
+        for probe in self._probes:
+            *sides, steps = probe.means().tolist()
+            lefts, rights = sides[: len(probe.params)], sides[len(probe.params) :]
+            lr = self._lr(probe.group)
+            for p, left, right in zip(probe.params, lefts, rights, strict=True):
+                found[names[id(p)]] = self._reading(steps, left, right, lr)
+        order = [name for name in (self._names or {}).values() if name in found]
+        return {name: found[name] for name in dict.fromkeys([*order, *found])}
+
+    def reset(self) -> None:
+        """Restart the averaging window. The step counter keeps running."""
+        self._since_reset = 0
+        for probe in self._probes:
+            probe.restart()
+
+    def detach(self) -> None:
+        """Remove the hooks. Past readings stay available."""
+        self._finalizer()
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Watch one step that hooks cannot see, such as a compiled or captured one.
+
+        Hooks do not run when a CUDA graph is replayed and do nothing inside a compiled
+        `optimizer.step`. Put exactly one step into the block. With `every` above 1 most blocks cost
+        nothing.
+
+        Yields:
+            None.
+
+        Example:
+            >>> theta = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = torch.optim.SGD([theta], lr=0.5)
+            >>> monitor = Monitor(optimizer)
+            >>> theta.grad = torch.tensor([1.0, 0.0])
+            >>> with monitor.measure():  # instead of optimizer.step(): a compiled step, a replay
+            ...     _ = theta.data.sub_(0.5 * theta.grad)
+            >>> monitor.reading().right
+            0.25
+        """
+        self._explicit = True
+        try:
+            self._before()
+            yield
+            self._after()
+        finally:
+            self._explicit = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: numbers, strings and tensors that `torch.load` reads by default.
+
+        Under sharded training it is the same on every process and may be loaded by any number.
+        """
+        self._update_layout()
+        return {
+            "step": self._step,
+            "since_reset": self._since_reset,
+            "every": self.every,
+            "lrs": [float(lr) for lr in self._lrs],
+            "fingerprint": self._fingerprint(),
+            "probes": [probe.state_dict() for probe in self._probes],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned, `every` included.
+
+        Raises:
+            ValueError: If it is not the state of a monitor, or that of another model.
+        """
+        if "fingerprint" not in state_dict:
+            raise ValueError(
+                f"state_dict is not the state of a Monitor: it holds {', '.join(state_dict)}; "
+                "pass what monitor.state_dict() returned"
             )
         fingerprint = self._fingerprint()
-        if state["fingerprint"] != fingerprint:
+        if state_dict["fingerprint"] != fingerprint:
             raise ValueError(
-                "the monitor's state belongs to another model or optimizer: it was made with "
-                f"{_describe(state['fingerprint'])}, here is {_describe(fingerprint)}; "
-                "load it into the model, parameter groups and names= it was saved with"
+                "state_dict belongs to another model or optimizer: it was saved with "
+                f"{_describe(state_dict['fingerprint'])}, this monitor has "
+                f"{_describe(fingerprint)}; load it with the model, parameter groups and "
+                "named_parameters it was saved with"
             )
-        self._step = state["step"]
-        self._lrs = list(state["lrs"])
+        self._step = state_dict["step"]
+        self._since_reset = state_dict["since_reset"]
+        self.every = state_dict["every"]
+        self._lrs = list(state_dict["lrs"])
         self._lay_out()
-        if state["lanes"]:
-            for lane, lane_state in zip(self._lanes, state["lanes"], strict=True):
-                lane.load_state_dict(self._optimizer, lane_state)
+        for probe, state in zip(self._probes, state_dict["probes"], strict=True):
+            probe.load_state_dict(state)
+        self._checked = self._step, self._norm()
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._nests and _is_inside_another(optimizer):
-            return
-        if self._layout != _layout(optimizer):
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs; hooks are not copied with an optimizer."""
+        return {
+            "optimizer": self._optimizer,
+            "named_parameters": self._named_parameters(),
+            "every": self.every,
+            "process_group": self._process_group,
+            "state_dict": self.state_dict(),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach the copy to its own optimizer."""
+        saved = state.pop("state_dict")
+        self.__init__(state.pop("optimizer"), **state)
+        self.load_state_dict(saved)
+
+    # Hooks ------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        # Weak references: a monitor that nobody holds any more must not stay alive, with its
+        # hooks, for as long as the optimizer does.
+        optimizer, nests = self._optimizer, _may_call_its_parents_step(type(self._optimizer))
+        handles = [
+            optimizer.register_step_pre_hook(_hook(weakref.WeakMethod(self._before), nests)),
+            optimizer.register_step_post_hook(_hook(weakref.WeakMethod(self._after), nests)),
+        ]
+        # First of all hooks after the step: another one may clear gradients or edit parameters.
+        hooks = getattr(optimizer, "_optimizer_step_post_hooks", None)
+        if hooks is not None and handles[1].id in hooks:
+            hooks.move_to_end(handles[1].id, last=False)
+        self._finalizer = weakref.finalize(self, _remove, handles)
+
+    def _hooked(self) -> bool:
+        """Return whether a hook is to do its work: not inside a capture or an explicit block."""
+        if self._explicit or torch.compiler.is_compiling():
+            return False
+        return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+    def _before(self) -> None:
+        optimizer = self._optimizer
+        if self._sizes != [len(group["params"]) for group in optimizer.param_groups]:
             self._lay_out()
-        for lane in self._lanes:
-            lane.before(optimizer)
-
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._nests and _is_inside_another(optimizer):
-            return
+        upcoming = self._since_reset + 1
+        self._measured = upcoming == 1 or upcoming % self.every == 0
+        if self._measured and not self._up_to_date():
+            self._lay_out()
         with torch.no_grad():
-            for lane in self._lanes:
-                lane.after(optimizer)
-        self._lrs = [_frozen(group.get("lr", math.nan)) for group in optimizer.param_groups]
+            for probe in self._probes:
+                probe.before(measured=self._measured)
+
+    def _after(self) -> None:
+        with torch.no_grad():
+            for probe in self._probes:
+                probe.after(measured=self._measured)
+        if self._measured:
+            self._lrs = [learning_rate(group) for group in self._optimizer.param_groups]
         self._step += 1
+        self._since_reset += 1
+
+    # Layout -----------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        """One lane for each group, device and dtype; averages begin anew."""
-        _check_parameters(self._optimizer, self._names)
-        lanes: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
+        """Create a probe for each group, device, dtype and sharding; windows restart."""
+        _check_parameters(self._optimizer)
+        buckets: dict[tuple[int, torch.device, torch.dtype, Layout], list[Tensor]] = {}
         for i, group in enumerate(self._optimizer.param_groups):
             for p in group["params"]:
-                lanes.setdefault((i, p.device, p.dtype), []).append(p)
-        self._lanes = [
-            _Lane(group, params, each=self._names is not None)
-            for (group, _, _), params in lanes.items()
+                layout = layout_of(p, self._process_group)
+                buckets.setdefault((i, p.device, p.dtype, layout), []).append(p)
+        self._probes = [
+            Probe(
+                self._optimizer,
+                group,
+                params,
+                layout,
+                each=self._has_names(),
+                thinned=self.every > 1,
+            )
+            for (group, _, _, layout), params in buckets.items()
         ]
-        self._layout = _layout(self._optimizer)
+        self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        self._places = [(id(p), local(p).device) for probe in self._probes for p in probe.params]
 
-    def _read(self, lanes: list[_Lane]) -> Reading:
-        lrs = {float(self._lrs[lane.group]) for lane in lanes} if self._lrs else set()
-        window = lanes[0].average.window if lanes else 0
+    def _up_to_date(self) -> bool:
+        """Return whether the optimizer still holds the same parameters in the same places."""
+        held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        places = [(id(p), local(p).device) for probe in self._probes for p in probe.params]
+        return places == self._places and held == {place[0] for place in places}
+
+    def _update_layout(self) -> None:
+        sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        if sizes != self._sizes or not self._up_to_date():
+            self._lay_out()
+            self._since_reset = 0
+
+    # Names ------------------------------------------------------------------------------------
+
+    def _has_names(self) -> bool:
+        groups = self._optimizer.param_groups
+        return self._names is not None or any("param_names" in group for group in groups)
+
+    def _all_names(self) -> dict[int, str]:
+        """Return the name of every parameter: as given, the optimizer's own, or its place."""
+        names: dict[int, str] = {}
+        for i, group in enumerate(self._optimizer.param_groups):
+            own = group.get("param_names", [])
+            for j, p in enumerate(group["params"]):
+                fallback = own[j] if j < len(own) else f"group {i}, parameter {j}"
+                names[id(p)] = (self._names or {}).get(id(p), fallback)
+        return names
+
+    def _named_parameters(self) -> dict[str, Tensor] | None:
+        if self._names is None:
+            return None
+        params = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return {self._names[id(p)]: p for p in params if id(p) in self._names}
+
+    # Readings ---------------------------------------------------------------------------------
+
+    def _combined(self, probes: list[Probe]) -> Reading:
+        """Sum both sides over parts of the model: they are additive."""
+        left = right = 0.0
+        count = 0.0
+        for probe in probes:
+            *sides, steps = probe.means().tolist()
+            left += sum(sides[: len(sides) // 2])
+            right += sum(sides[len(sides) // 2 :])
+            count = max(count, steps)
+        lrs = {float(self._lr(probe.group)) for probe in probes}
         lr = lrs.pop() if len(lrs) == 1 else math.nan
-        return self._reading(window, [lane.average.value for lane in lanes], lr)
+        return self._reading(count, left, right, lr)
 
-    def _reading(self, window: int, means: list[Tensor], lr: float | Tensor) -> Reading:
-        left, right = combine(means) if means else (math.nan, math.nan)
-        return Reading(self._step, window, left, right, float(lr))
+    def _reading(self, count: float, left: float, right: float, lr: float) -> Reading:
+        if not count:
+            left = right = math.nan
+        skipped = self._probes[0].skipped() if self._probes else 0
+        return Reading(self._step - skipped, round(count), left, right, lr)
+
+    def _lr(self, group: int) -> float:
+        if "lr" not in self._optimizer.param_groups[group] or group >= len(self._lrs):
+            return math.nan
+        return float(self._lrs[group])
+
+    def _norm(self) -> float:
+        """Return |θ|² of this process's parameters; nan if they have no storage yet."""
+        if any(p.is_meta for probe in self._probes for p in probe.params):
+            return math.nan
+        return sum(probe.norm() for probe in self._probes)
+
+    def _warn_if_blind(self) -> None:
+        """Warn if parameters have changed although no step was seen."""
+        seen, norm = self._checked
+        now = self._norm()
+        self._checked = self._step, now
+        watching = self._finalizer.alive
+        if watching and seen == self._step and math.isfinite(norm) and now != norm:
+            warnings.warn(
+                "the parameters have changed since the last reading, but no optimizer step was "
+                "seen. Hooks do not run when a step is replayed from a CUDA graph or compiled: "
+                "wrap such a step in `with monitor.measure():`. If you loaded other parameters, "
+                "call monitor.reset()",
+                stacklevel=3,
+            )
 
     def _fingerprint(self) -> list[list[Any]]:
-        names = self._names or {}
+        names = self._all_names() if self._has_names() else {}
         return [
             [[names.get(id(p), ""), list(p.shape), str(p.dtype)] for p in group["params"]]
             for group in self._optimizer.param_groups
         ]
 
 
-class _Lane:
-    """The parameters of one group on one device and of one dtype, with their average."""
+def unwrap(optimizer: Any) -> Optimizer:
+    """Return the torch optimizer inside one that a trainer has wrapped.
 
-    def __init__(self, group: int, params: list[Tensor], *, each: bool) -> None:
-        self.group = group
-        self.params = params
-        self._average = HalfRunningMean((2, len(params)) if each else (2,), device=params[0].device)
-        self._each = each
-        self._probe: Probe | None = None
-
-    @property
-    def average(self) -> HalfRunningMean:
-        """Up to and with the last step."""
-        self._settle()
-        return self._average
-
-    def before(self, optimizer: Optimizer) -> None:
-        group = optimizer.param_groups[self.group]
-        self._probe_now(optimizer, group).before(group)
-
-    def after(self, optimizer: Optimizer) -> None:
-        group = optimizer.param_groups[self.group]
-        probe = self._probe_now(optimizer, group)
-        probe.after(group)
-        found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is not None:  # a fused step that gradient scaling may have skipped
-            probe.skip_last_if(found_inf.to(self.params[0].device) > 0)
-        if probe.noted >= probe.block:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Take into the average what the probe has noted so far."""
-        if self._probe is not None and self._probe.noted:
-            sides = self._probe.take()
-            self._average.extend(sides if self._each else sides.sum(-1))
-
-    def _probe_now(self, optimizer: Optimizer, group: Group) -> Probe:
-        kind = probe_type(optimizer, group)
-        if type(self._probe) is not kind:
-            self._settle()
-            self._probe = kind(optimizer, self.params)
-        return self._probe  # pyright: ignore[reportReturnType]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "average": self.average.state_dict(),
-            "probe": self._probe.state_dict() if self._probe is not None else None,
-        }
-
-    def load_state_dict(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        self.average.load_state_dict(state["average"])
-        if state["probe"] is not None:
-            probe = self._probe_now(optimizer, optimizer.param_groups[self.group])
-            probe.load_state_dict(state["probe"])
-
-
-def _check(optimizer: Optimizer) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
-    if not any(group["params"] for group in optimizer.param_groups):
-        raise ValueError("optimizer has no parameters: pass model.parameters() to it first")
-    for i, group in enumerate(optimizer.param_groups):
-        lr = float(group.get("initial_lr", group.get("lr", 1.0)))
-        if not lr > 0:
-            raise ValueError(
-                f"lr of parameter group {i} must be positive, got {lr}: set it, or leave the group "
-                "out of the optimizer"
+    Raises:
+        TypeError: If there is none.
+    """
+    inner = optimizer
+    while not hasattr(inner, "_optimizer_step_post_hooks"):
+        inner = getattr(inner, "optimizer", None) or getattr(inner, "_optimizer", None)
+        if inner is None:
+            raise TypeError(
+                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
             )
-        if group.get("dampening", 0) == 1:
-            raise ValueError(
-                f"dampening of parameter group {i} must be below 1, got 1: no gradient would ever "
-                "reach the velocity"
-            )
+    return inner
 
 
-def _check_parameters(optimizer: Optimizer, names: dict[int, str] | None) -> None:
-    """What the parameters have to be, whether they were there at first or came later."""
+def _hook(method: weakref.WeakMethod[Callable[[], None]], nests: bool) -> Callable[..., None]:
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        bound = method()
+        if bound is None or not bound.__self__._hooked():  # pyright: ignore[reportFunctionMemberAccess]
+            return
+        if nests and _is_inside_another(optimizer, sys._getframe(1)):
+            return
+        bound()
+
+    return hook
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _may_call_its_parents_step(kind: type[Optimizer]) -> bool:
+    own = [parent for parent in kind.__mro__ if "step" in vars(parent)]
+    return len(own) > 2  # its own and `Optimizer`'s, which does nothing
+
+
+def _is_inside_another(optimizer: Optimizer, caller: Any) -> bool:
+    """Return whether a hook runs around the `step` of a parent class, called by the optimizer's own.
+
+    Torch wraps the `step` of each class of which there has been an instance, and each wrapper calls
+    the hooks. Only the wrapper knows which `step` it wraps; counting calls would stay wrong for
+    ever after a step has raised an error.
+    """
+    own = getattr(type(optimizer).step, "__wrapped__", None)
+    return caller.f_locals.get("func", own) is not own
+
+
+def _check_parameters(optimizer: Optimizer) -> None:
     for i, group in enumerate(optimizer.param_groups):
         if any(p.is_complex() for p in group["params"]):
             raise TypeError(
                 f"parameter group {i} has complex parameters, which have no FDR1 reading here; "
                 "optimize torch.view_as_real of them instead"
             )
-    if names is None:
-        return
+        if any(p.device.type == "mps" for p in group["params"]):
+            raise TypeError(
+                f"parameter group {i} is on an MPS device, which has no float64: a monitor needs "
+                "a CPU or a CUDA device"
+            )
+
+
+def _check_names(optimizer: Optimizer, names: dict[int, str]) -> None:
     missing = [
         f"group {i}, parameter {j} of shape {tuple(p.shape)}"
         for i, group in enumerate(optimizer.param_groups)
@@ -265,46 +472,19 @@ def _check_parameters(optimizer: Optimizer, names: dict[int, str] | None) -> Non
     ]
     if missing:
         raise ValueError(
-            f"names lacks {len(missing)} parameter(s) of the optimizer ({missing[0]}): "
+            f"named_parameters lacks {len(missing)} parameter(s) of the optimizer ({missing[0]}): "
             "pass model.named_parameters() of the model that is optimized"
         )
 
 
-def _names_of(names: Names) -> dict[int, str]:
+def _names_of(named_parameters: NamedParameters) -> dict[int, str]:
     try:
-        return {id(p): name for name, p in dict(names).items()}
+        return {id(p): name for name, p in dict(named_parameters).items()}
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"names must be pairs of a name and a parameter, got {type(names).__name__}: pass "
-            "model.named_parameters()"
+            "named_parameters must be pairs of a name and a parameter, got "
+            f"{type(named_parameters).__name__}: pass model.named_parameters()"
         ) from error
-
-
-def _may_call_its_parents_step(kind: type[Optimizer]) -> bool:
-    own = [parent for parent in kind.__mro__ if "step" in vars(parent)]
-    return len(own) > 2  # its own and `Optimizer`'s, which does nothing
-
-
-def _is_inside_another(optimizer: Optimizer) -> bool:
-    """Whether a hook is called around the `step` of a parent, which the optimizer's own calls.
-
-    Torch wraps the `step` of each class of which there has been an instance, and each wrapper calls
-    the hooks. It alone knows which `step` it is around; a count of calls would be off for ever once
-    a step has raised an error.
-    """
-    own = getattr(type(optimizer).step, "__wrapped__", None)
-    return sys._getframe(2).f_locals.get("func", own) is not own
-
-
-def _layout(optimizer: Optimizer) -> list[tuple[list[int], torch.device]]:
-    """Which parameters, and where: a training loop may add, replace or move them."""
-    groups = [group["params"] for group in optimizer.param_groups]
-    return [([*map(id, params)], params[0].device) for params in groups if params]
-
-
-def _frozen(lr: float | Tensor) -> float | Tensor:
-    """A learning rate tensor is changed in place, so keep what it was."""
-    return lr.detach().clone() if isinstance(lr, Tensor) else lr
 
 
 def _describe(fingerprint: list[list[Any]]) -> str:

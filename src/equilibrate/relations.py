@@ -31,7 +31,7 @@ class Reading:
     left: float
     right: float
     lr: float
-    """The learning rate at the last step; nan where parameter groups have different ones."""
+    """The learning rate at the last measured step; nan if parameter groups have different ones."""
 
     @property
     def residual(self) -> float:

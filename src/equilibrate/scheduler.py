@@ -4,49 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from equilibrate.monitor import Monitor
+from equilibrate.monitor import Monitor, unwrap
 from equilibrate.relations import Reading
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether a reading says that training has equilibrated, and why."""
-
-    equilibrated: bool
-    reason: str
-
-
-def judge(reading: Reading, tolerance: float = 0.01, min_count: int = 1) -> Verdict:
-    """The paper's rule, section 3.3: equilibrated where |L̄/R̄ − 1| < X.
-
-    >>> judge(Reading(step=600, count=300, left=0.995, right=1.0, lr=0.1))
-    Verdict(equilibrated=True, reason='equilibrated: |L/R − 1| = 0.005 < 0.01')
-    >>> judge(Reading(step=600, count=300, left=0.0, right=0.0, lr=0.1)).equilibrated
-    False
-    """
-    if 0 < reading.count < min_count:
-        return Verdict(False, f"too few steps: {reading.count} averaged, {min_count} wanted")
-    if reading.undefined is not None:
-        return Verdict(False, f"undefined: {reading.undefined}")
-    size = abs(reading.residual)
-    if size < tolerance:
-        return Verdict(True, f"equilibrated: |L/R − 1| = {size:.3g} < {tolerance:g}")
-    return Verdict(False, f"not yet: |L/R − 1| = {size:.3g} ≥ {tolerance:g}")
-
-
-def check_rule(tolerance: float, decrease: float) -> None:
-    """Refuse an X that is no threshold, and a Y that is no fraction."""
-    if not (tolerance > 0 and math.isfinite(tolerance)):
-        raise ValueError(f"tolerance must be a positive number such as 0.01, got {tolerance}")
-    if not 0 < decrease < 1:
-        raise ValueError(f"decrease must lie between 0 and 1, such as 0.1, got {decrease}")
+from equilibrate.rules import Rule, Threshold, check_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,46 +23,75 @@ class Decision:
     lowered: bool
     reason: str
     reading: Reading
+    """The reading that was judged; the one before it if there was nothing new to judge."""
     lrs: tuple[float, ...]
     """The learning rate of each parameter group from now on."""
 
     @property
     def lr(self) -> float:
-        """The learning rate from now on; nan where parameter groups have different ones."""
+        """The learning rate from now on; nan if parameter groups have different ones."""
         return self.lrs[0] if len(set(self.lrs)) == 1 else math.nan
 
 
 class FDRScheduler(LRScheduler):
-    """The paper's adaptive schedule: where |L̄/R̄ − 1| < X, η → (1 − Y)η and the averages restart.
+    """Multiplies the learning rate by a factor whenever training has equilibrated.
 
-    Call `step()` at the end of each epoch, as with any torch scheduler. `tolerance` is the paper's
-    X and `decrease` its Y. The *current* learning rate of each group is multiplied, so it goes with
-    warm-up; after one in `SequentialLR` it starts at the initial learning rate, with fresh
-    averages. No learning rate is lowered below `min_lr`, one number or one for each group. With
-    fewer than `min_count` steps in the window nothing is decided.
+    This is the paper's adaptive schedule: if |L̄/R̄ − 1| < X, the learning rate becomes (1 − Y)η
+    and the averages restart. Call `step()` at the end of each epoch, as with any torch scheduler;
+    calling it at every batch is safe too, since `min_steps` optimizer steps lie between decisions.
+    The *current* learning rate of each group is multiplied, so it can follow a warm-up. In
+    `SequentialLR` it starts at the initial learning rate.
 
-    >>> import torch
-    >>> model = torch.nn.Linear(3, 1)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> scheduler = FDRScheduler(optimizer, tolerance=0.01, decrease=0.1)
-    >>> scheduler.last_decision.reason
-    'started: averages begin here'
+    Args:
+        optimizer: Any `torch.optim.Optimizer`.
+        threshold: The paper's X. Short for `rule=rules.Threshold(threshold)`.
+        factor: Factor by which the learning rate is multiplied, the paper's 1 − Y.
+        rule: A rule of `equilibrate.rules`, or your own, instead of `threshold`.
+        min_lr: Lower bound on the learning rate, one number or one for each parameter group.
+        min_steps: Optimizer steps that must lie in the averaging window, and between two
+            decisions.
+        every: Measure every k-th step; see `Monitor`.
+        monitor: The monitor to read, if it is also used elsewhere.
+        last_epoch: The index of the last epoch, as for any torch scheduler.
+
+    Raises:
+        TypeError: If `monitor` is not a `Monitor`, or `rule` has no method `judge`.
+        ValueError: If a number is out of range, both `threshold` and `rule` or both `every` and
+            `monitor` are given, or the monitor watches another optimizer.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> scheduler = FDRScheduler(optimizer, threshold=0.01, factor=0.9)
+        >>> scheduler.last_decision.reason
+        'started: the averaging window begins here'
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         *,
-        tolerance: float = 0.01,
-        decrease: float = 0.1,
+        threshold: float | None = None,
+        factor: float = 0.9,
+        rule: Rule | None = None,
         min_lr: float | Sequence[float] = 0.0,
-        min_count: int = 1,
+        min_steps: int = 100,
+        every: int | None = None,
         monitor: Monitor | None = None,
         last_epoch: int = -1,
     ) -> None:
-        check_rule(tolerance, decrease)
-        if min_count < 1:
-            raise ValueError(f"min_count must be at least 1, got {min_count}")
+        optimizer = unwrap(optimizer)
+        check_factor(factor)
+        if threshold is not None and rule is not None:
+            raise ValueError("threshold and rule exclude each other: give one of them")
+        if rule is not None and not isinstance(rule, Rule):
+            raise TypeError(
+                f"rule must have a method judge(reading), got {type(rule).__name__}: pass one of "
+                "equilibrate.rules"
+            )
+        if min_steps < 1:
+            raise ValueError(f"min_steps must be at least 1, got {min_steps}")
         if not isinstance(monitor, Monitor | None):
             raise TypeError(
                 f"monitor must be an eq.Monitor, got {type(monitor).__name__}: pass "
@@ -103,98 +99,154 @@ class FDRScheduler(LRScheduler):
             )
         if monitor is not None and monitor.optimizer is not optimizer:
             raise ValueError("monitor watches another optimizer: pass eq.Monitor(optimizer)")
-        self.monitor = monitor if monitor is not None else Monitor(optimizer)
-        self.tolerance = tolerance
-        self.decrease = decrease
-        self.min_count = min_count
+        if monitor is not None and every is not None:
+            raise ValueError(
+                "every and monitor exclude each other: pass eq.Monitor(optimizer, every=…)"
+            )
+        if monitor is None:
+            monitor = Monitor(optimizer) if every is None else Monitor(optimizer, every=every)
+        self.monitor = monitor
+        self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
+        self.factor = factor
+        self.min_steps = min_steps
         self.min_lr = min_lr
         self.last_decision: Decision
-        _per_group(optimizer, min_lr)  # refuses now what would be wrong at the first lowering
+        self._seen = self._decided = monitor.step
+        _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
 
     @property
     def min_lrs(self) -> tuple[float, ...]:
-        """Below which the learning rate of each group is not lowered."""
+        """The lower bound on the learning rate of each group."""
         return _per_group(self.optimizer, self.min_lr)
 
-    def get_lr(self) -> list[float | Tensor]:
-        """Decide, and return the learning rate of each group from now on."""
-        return self._next([float(group["lr"]) for group in self.optimizer.param_groups])
+    def step(self, epoch: int | None = None) -> None:
+        """Decide whether to lower the learning rates, and set them.
 
-    def _get_closed_form_lr(self) -> list[float | Tensor]:
-        """What torch asks for where `SequentialLR` hands over: its own schedulers start afresh."""
-        if self.last_epoch != 0:
-            return self.get_lr()
-        groups = self.optimizer.param_groups
-        return self._next([float(group.get("initial_lr", group["lr"])) for group in groups])
-
-    def _next(self, current: list[float]) -> list[float | Tensor]:
-        reading = self.monitor.reading()
-        if self.last_epoch == 0:
-            self.monitor.reset()
-            decision = Decision(False, "started: averages begin here", reading, tuple(current))
+        Args:
+            epoch: Deprecated by torch; do not pass it.
+        """
+        if getattr(self, "_is_initial", False):
+            self._start(self._current())
         else:
-            decision = self._decide(reading, current)
-        if decision.lowered:
-            self.monitor.reset()
-        self.last_decision = decision
-        return list(decision.lrs)
+            self.last_decision = self._decide()
+            if self.last_decision.lowered:
+                self.monitor.reset()
+        super().step(epoch)
 
-    def _decide(self, reading: Reading, current: list[float]) -> Decision:
-        verdict = judge(reading, self.tolerance, self.min_count)
-        if not verdict.equilibrated:
-            return Decision(False, verdict.reason, reading, tuple(current))
-        lowered = [
-            max((1 - self.decrease) * lr, min(low, lr))
-            for lr, low in zip(current, self.min_lrs, strict=True)
-        ]
-        if lowered == current:
-            reason = f"{verdict.reason}, but lr is at min_lr"
-            return Decision(False, reason, reading, tuple(current))
-        return Decision(True, verdict.reason, reading, tuple(lowered))
+    def get_lr(self) -> list[float | Tensor]:
+        """Return the learning rate of each group as last decided. Nothing is changed."""
+        return list(self.last_decision.lrs)
+
+    def detach(self) -> None:
+        """Remove the hooks of the monitor. The learning rate is not lowered any more."""
+        self.monitor.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """The schedule's state with its monitor's; `torch.load` reads it with its defaults."""
+        """Return the state of the scheduler and its monitor, which `torch.load` reads by default.
+
+        Under sharded training every process must call it.
+        """
         decision = asdict(self.last_decision)
         decision["lrs"] = list(decision["lrs"])
+        min_lr = self.min_lr
         return {
             "last_epoch": self.last_epoch,
             "step_count": self._step_count,
             "last_lr": [float(lr) for lr in self._last_lr],
             "base_lrs": [float(lr) for lr in self.base_lrs],
-            "settings": self._settings(),
+            "rule": _settings(self.rule),
+            "factor": self.factor,
+            "min_lr": min_lr if isinstance(min_lr, int | float) else list(min_lr),
+            "min_steps": self.min_steps,
+            "seen": self._seen,
+            "decided": self._decided,
             "decision": decision,
             "monitor": self.monitor.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`; settings other than those it was saved with are refused."""
-        if "settings" not in state_dict:
+        """Restore a state that `state_dict` returned, its settings included.
+
+        Raises:
+            ValueError: If it is not the state of an FDRScheduler, or one with another kind of rule.
+        """
+        if "monitor" not in state_dict:
             raise ValueError(
-                f"state_dict is not that of an FDRScheduler: it holds {', '.join(state_dict)}; "
-                "begin with a new one, or load what scheduler.state_dict() gave"
+                f"state_dict is not the state of an FDRScheduler: it holds {', '.join(state_dict)}; "
+                "pass what scheduler.state_dict() returned"
             )
-        if state_dict["settings"] != self._settings():
+        rule = dict(state_dict["rule"])
+        if (kind := rule.pop("name")) != type(self.rule).__name__:
             raise ValueError(
-                f"the scheduler's state was saved with {state_dict['settings']}, this one has "
-                f"{self._settings()}: make it with the same settings to go on"
+                f"state_dict was saved with the rule {kind}, this scheduler has "
+                f"{type(self.rule).__name__}: construct it with the same kind of rule"
             )
+        if is_dataclass(self.rule):
+            self.rule = replace(self.rule, **rule)
+        self.factor = state_dict["factor"]
+        self.min_lr = state_dict["min_lr"]
+        self.min_steps = state_dict["min_steps"]
         self.monitor.load_state_dict(state_dict["monitor"])
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._last_lr = list(state_dict["last_lr"])
         self.base_lrs = list(state_dict["base_lrs"])
+        self._seen, self._decided = state_dict["seen"], state_dict["decided"]
         decision = dict(state_dict["decision"])
         reading = Reading(**decision.pop("reading"))
         self.last_decision = Decision(reading=reading, lrs=tuple(decision.pop("lrs")), **decision)
 
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "tolerance": self.tolerance,
-            "decrease": self.decrease,
-            "min_count": self.min_count,
-            "min_lrs": list(self.min_lrs),
-        }
+    def _get_closed_form_lr(self) -> list[float | Tensor]:
+        """Start at the initial learning rates, which `SequentialLR` asks for at a milestone."""
+        self._start([float(lr) for lr in self.base_lrs])
+        return self.get_lr()
+
+    def _start(self, lrs: Sequence[float]) -> None:
+        self.monitor.reset()
+        self._seen = self._decided = self.monitor.step
+        reason = "started: the averaging window begins here"
+        self.last_decision = Decision(False, reason, self.monitor.reading(), tuple(lrs))
+
+    def _current(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def _decide(self) -> Decision:
+        current = self._current()
+        seen, self._seen = self._seen, self.monitor.step
+
+        def wait(reason: str) -> Decision:
+            # The last reading: a new one would wait for the device at every call.
+            return Decision(False, reason, self.last_decision.reading, tuple(current))
+
+        if self._seen == seen:
+            return wait(
+                "no optimizer step was seen since the last call: step the optimizer that the "
+                "scheduler was created with; wrap compiled or captured steps in monitor.measure()"
+            )
+        if (steps := self._seen - self._decided) < self.min_steps:
+            return wait(f"too few steps: {steps} since the last decision, of {self.min_steps}")
+        reading = self.monitor.reading()
+        if 0 < reading.count < self.min_steps:
+            return wait(f"too few steps: {reading.count} averaged, of {self.min_steps}")
+        self._decided = self._seen
+        verdict = self.rule.judge(reading)
+        lowered = [
+            max(self.factor * lr, min(low, lr))
+            for lr, low in zip(current, self.min_lrs, strict=True)
+        ]
+        if not verdict.act:
+            return Decision(False, verdict.reason, reading, tuple(current))
+        if lowered == current:
+            reason = f"{verdict.reason}, but lr is at min_lr"
+            return Decision(False, reason, reading, tuple(current))
+        return Decision(True, verdict.reason, reading, tuple(lowered))
+
+
+def _settings(rule: Rule) -> dict[str, Any]:
+    """Return the name and the fields of a rule."""
+    names = [field.name for field in fields(rule)] if is_dataclass(rule) else []
+    return {"name": type(rule).__name__, **{name: getattr(rule, name) for name in names}}
 
 
 def _per_group(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:

@@ -48,7 +48,7 @@ def test_replica_equals_a_torch_loop_with_a_monitor(form, together, sampling, mo
     for r, (seed, lr) in enumerate(zip(SEEDS, lrs, strict=True)):
         model = perceptron(seed)
         optimizer = optimizer_type(model.parameters(), lr=lr, weight_decay=0.01, **torch_options)
-        monitor = eq.Monitor(optimizer)
+        monitor = eq.Monitor(optimizer, every=1)
         losses = plain_loop(model, seed, optimizer, 4, sampling=sampling)
         assert_same_parameters(ensemble.module(r), model)
         assert torch.cat([e.loss[:, r] for e in epochs]).tolist() == pytest.approx(losses, rel=1e-5)
@@ -202,7 +202,9 @@ def test_schedule_decides_as_the_scheduler_of_a_loop():
         model = perceptron(seed)
         images, labels = data(2, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=1.0)
-        scheduler = eq.FDRScheduler(optimizer, tolerance=tolerances[r], decrease=decreases[r])
+        scheduler = eq.FDRScheduler(
+            optimizer, threshold=tolerances[r], factor=1 - decreases[r], every=1, min_steps=1
+        )
         for n in range(12):
             for batch in draw(seed, n, EXAMPLES, BATCH, "shuffled"):
                 optimizer.zero_grad()

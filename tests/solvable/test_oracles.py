@@ -61,10 +61,10 @@ def test_learning_rates_equal_those_of_the_paper_rule_epoch_by_epoch(momentum, d
     for literal in (True, False):
         model = models.build("digits-mlp", seed=1).double()
         generator = torch.Generator().manual_seed(2)
-        rule = PaperRule(**settings, decay=0.1, tolerance=0.05, decrease=0.2)
+        rule = PaperRule(**settings, decay=0.1, threshold=0.05, factor=0.8, every=1, min_steps=1)
         velocity = None
         optimizer = torch.optim.SGD(model.parameters(), weight_decay=0.1, **settings)
-        scheduler = eq.FDRScheduler(optimizer, tolerance=0.05, decrease=0.2)
+        scheduler = eq.FDRScheduler(optimizer, threshold=0.05, factor=0.8, every=1, min_steps=1)
         seen = []
         for _ in range(25):
             for batch in torch.randperm(len(images), generator=generator).split(32):
@@ -90,7 +90,7 @@ def test_the_mlp_on_mnist_equilibrates_within_20_epochs(real_data):
     mnist = data.load("mnist", real_data)
     model = models.build("mlp", seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01, fused=True)
-    monitor = eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1)
     generator = torch.Generator().manual_seed(0)
     residuals = []
     for _ in range(20):
@@ -113,7 +113,7 @@ def test_telescoped_and_direct_residual_agree_on_a_real_run(momentum, dampening)
     model = models.build("digits-mlp", seed=3).double()
     settings = {"lr": 0.05, "momentum": momentum, "dampening": dampening}
     optimizer = torch.optim.SGD(model.parameters(), weight_decay=0.01, **settings)
-    monitor = eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1)
     generator = torch.Generator().manual_seed(4)
     norms, overlaps = [], []
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_the_two_sides_of_any_optimizer_meet_on_a_noisy_quadratic(name):
     quadratic = eq.solvable.Quadratic(curvature, torch.ones(64), lr=0.1)
     theta = nn.Parameter(torch.ones(64))
     optimizer = OTHERS[name]([theta])
-    monitor = eq.Monitor(optimizer)
+    monitor = eq.Monitor(optimizer, every=1)
     generator = torch.Generator().manual_seed(6)
     norms = []
     for _ in range(8_000):

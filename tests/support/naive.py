@@ -18,7 +18,7 @@ def half_running_mean(values: list[float]) -> float:
 class NaiveSGDSides:
     """O_L = θ·∇f and O_R = (1+μ)/(2(1−ν)) η v² of one SGD step, by copying everything.
 
-    Nesterov is read through the step form: −θ·Δ/η and Δ²/(2η).
+    Nesterov momentum and half precision are read through the step form: −θ·Δ/η and Δ²/(2η).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -44,7 +44,11 @@ class NaiveSGDSides:
                 lr = float(lr)
                 if grad is None:
                     one_left = one_right = 0.0
-                elif isinstance(self.optimizer, torch.optim.SGD) and not group["nesterov"]:
+                elif (
+                    isinstance(self.optimizer, torch.optim.SGD)
+                    and not group["nesterov"]
+                    and p.dtype in (torch.float32, torch.float64)
+                ):
                     if group["maximize"]:
                         grad = -grad
                     grad = grad + group["weight_decay"] * theta

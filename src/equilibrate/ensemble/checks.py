@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equilibrate.deterministic import refuse_chance
 from equilibrate.ensemble.precision import Precision
-from equilibrate.scheduler import check_rule
+from equilibrate.rules import Threshold, check_factor
 
 PerReplica = float | Sequence[float]
 
@@ -119,5 +119,6 @@ def rule_per_replica(
     decreases = per_replica("decrease", decrease, replicas)
     rules = list(zip(tolerances, decreases, strict=True))
     for x, y in rules:
-        check_rule(x, y)
+        Threshold(x)
+        check_factor(1 - y)
     return rules

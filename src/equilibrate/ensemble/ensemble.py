@@ -34,7 +34,8 @@ from equilibrate.ensemble.updates import Algorithm, Flat, aligned, rule_of, upda
 from equilibrate.ensemble.values import Averages, Epoch, Evaluation
 from equilibrate.observables import inner
 from equilibrate.relations import Reading
-from equilibrate.scheduler import Decision, judge
+from equilibrate.rules import Threshold
+from equilibrate.scheduler import Decision
 
 # On a CPU the vectors of replicas with more parameters than this are updated one replica at a time:
 # what one operation leaves in the cache, the next one finds there.
@@ -287,11 +288,11 @@ class Ensemble:
         decisions = []
         for r in range(self.replicas) if replicas is None else replicas:
             x, y = rules[r]
-            verdict = judge(readings[r], x)
-            if verdict.equilibrated:
+            verdict = Threshold(x).judge(readings[r])
+            if verdict.act:
                 lrs[r] *= 1 - y
                 self._averages[r].reset()
-            decision = Decision(verdict.equilibrated, verdict.reason, readings[r], (lrs[r],))
+            decision = Decision(verdict.act, verdict.reason, readings[r], (lrs[r],))
             decisions.append(decision)
         self.lr = lrs
         return decisions

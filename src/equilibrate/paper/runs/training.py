@@ -100,7 +100,7 @@ class _Run:
             weight_decay=settings.weight_decay,
         )
         self.scheduler = FDRScheduler(
-            self.optimizer, tolerance=settings.tolerance, decrease=settings.decrease
+            self.optimizer, threshold=settings.tolerance, factor=1 - settings.decrease, every=1, min_steps=1
         )
 
     def advance(self) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""How a monitor measures: update rules, sums over tensors, intervals and their window."""

@@ -1,0 +1,422 @@
+"""Measures the parameters of one bucket at some steps, and turns that into both sides of FDR1.
+
+Between two measurements, at steps s and T, the difference of the sides telescopes:
+
+    Σ (L − R) = [−(1−μ)(N_T − N_s)/(2η) + μ(θ_T·b_T − θ_s·b_s)] / (1−ν),        N = |θ|², b = −v
+
+so it is exact however many steps lie between them. R is sampled at the measured steps. For a
+single step the same number follows from θ′·d and d² alone, without a difference of norms:
+
+    L − R = [θ′·d − μ θ·b + (1−μ)/2 · ηd²] / (1−ν)                      (d = b′ with momentum)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from equilibrate._engine.sharding import Layout, local, same_layout
+from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
+from equilibrate._engine.updates import Scalar, Update, settings_key, update_of
+from equilibrate._engine.window import Window
+from equilibrate.observables import fdr1_coefficient
+
+_BLOCK = 64
+"""Measurements between which sums are worked out together, in a few operations."""
+_version = attrgetter("_version")
+
+
+class _Entry(NamedTuple):
+    """One measurement: what it ends, and how to turn it into a row."""
+
+    steps: int
+    """Steps since the measurement before it; 0 if it only begins an interval."""
+    sampled: bool
+    """Whether d² is that of the last step."""
+    coefficients: tuple[Scalar, ...]
+    """Those of θ′·d, of θ·b before, of N′ − N and of d² in L − R, and of d² in R."""
+    moving: Tensor | None
+    """1 for each tensor that the step moved and 0 for the others; None if it moved all."""
+    skips: tuple[Tensor, Tensor] | None
+    """Whether gradient scaling skipped the step, and how many it has skipped so far."""
+
+
+class Probe:
+    """Both sides of FDR1 for the parameters of one group, device, dtype and layout.
+
+    Args:
+        optimizer: The optimizer that moves the parameters.
+        group: Index of their parameter group.
+        params: The parameters.
+        layout: How they are distributed over processes.
+        each: Whether to keep the sums of each parameter instead of their total.
+        thinned: Whether some steps are not measured. Norms are measured only then.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        group: int,
+        params: Sequence[Tensor],
+        layout: Layout,
+        *,
+        each: bool,
+        thinned: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        self.group = group
+        self.params = list(params)
+        self.layout = layout
+        self.each = each
+        self._thinned = thinned
+        parts = self._local(self.params)
+        device = parts[0].device
+        self._dtype = parts[0].dtype
+        self._sums = choose(parts)
+        self._series = len(self.params) if each else 1
+        self.window = Window(2 * self._series + 2, device)
+        # The row before the first holds the measurement at which the open interval began.
+        self._ring = torch.zeros(
+            _BLOCK + 1, len(self.params), 3, dtype=torch.float64, device=device
+        )
+        self._entries: list[_Entry] = []
+        self._update: Update | None = None
+        self._key: Any = None
+        self._open: int | None = None
+        """Steps since the open interval began; None if there is none."""
+        self._begun: Update | None = None
+        """The update with which the open interval began."""
+        self._measured: Update | None = None
+        """The update of the step that is being measured."""
+        self._fresh = False
+        """Whether that step creates the momentum buffers."""
+        self._versions: int | None = None
+        """Sum of the parameters' version counters after the last step; None if not known."""
+        self._skipped: Tensor | None = None
+        self._skips_settled: Tensor | None = None
+
+    def before(self, *, measured: bool) -> None:
+        """Prepare for a step: notice changed settings and parameters, and copy what is needed."""
+        group = self._optimizer.param_groups[self.group]
+        key = settings_key(group)
+        if key != self._key:
+            self._key = key
+            self._change(update_of(self._optimizer, group, self._dtype))
+        if self._open is not None and self._versions is not None:
+            if sum(map(_version, self._local(self.params))) != self._versions:
+                self._open = None  # somebody else has moved the parameters
+        if measured:
+            self._measured = self._source()
+            if self._open is None:
+                self._begin(self._measured)
+            if self._measured.source == "difference":
+                self._sums.save(self._local(self.params))
+
+    def after(self, *, measured: bool) -> None:
+        """Note a step, and measure it if asked to."""
+        found = getattr(self._optimizer, "found_inf", None)
+        if found is not None:  # a fused step that gradient scaling may have skipped
+            self._count_skip(found)
+        if self._open is not None:
+            self._open += 1
+        if measured:
+            self._measure(found)
+        self._versions = sum(map(_version, self._local(self.params)))
+
+    def restart(self) -> None:
+        """Begin a new window at the next step."""
+        self._entries = []
+        self._open = None
+        self.window.reset()
+
+    def settle(self) -> None:
+        """Work out the rows of all measurements so far."""
+        if not self._entries:
+            return
+        rows = self._rows()
+        first = 0
+        for i, entry in enumerate([*self._entries, None]):
+            if entry is None or not entry.steps:  # a measurement that only begins an interval
+                lengths = [e.steps for e in self._entries[first:i]]
+                self.window.extend(rows[first:i], lengths)
+                first = i + 1
+        self._ring[0] = self._ring[len(self._entries)]
+        self._entries = []
+
+    def means(self) -> Tensor:
+        """Return the means over the window: L of each series, R of each series, steps.
+
+        Every process that holds a part of the parameters must call it.
+        """
+        self.settle()
+        lengths = None
+        if self._skipped is not None:
+            lengths = self.window.column(-2).tolist()
+        sums = self.layout.total(self.window.rows(lengths).sum(0))
+        # Steps are counted by every process, and added up with the rest.
+        steps, sampled = sums[-2:] / self.layout.processes
+        difference, right = sums[:-2].unflatten(0, (2, self._series))
+        right = right / sampled
+        return torch.cat([right + difference / steps, right, steps[None]])
+
+    def skipped(self) -> int:
+        """Return how many steps gradient scaling has skipped."""
+        return 0 if self._skipped is None else int(self._skipped)
+
+    def norm(self) -> float:
+        """Return |θ|² of this process's part, which waits for the device."""
+        out = torch.zeros_like(self._ring[0])
+        params = self._local(self.params)
+        nothing = [None] * len(params)
+        choose(params).measure(Update("difference", 0.0), params, nothing, nothing, out, norm=True)
+        return out[:, NORM].sum().item()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, summed over processes; every one of them must call it."""
+        self.settle()
+        window = self.window.state_dict()
+        window["rows"] = self.layout.total(window["rows"]).cpu()
+        return {
+            "window": window,
+            "begun": self.layout.total(self._ring[0]).cpu(),
+            "open": -1 if self._open is None else self._open,
+            "skipped": self.skipped(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state, which may come from another number of processes."""
+        self._entries = []
+        share = 1 / self.layout.processes
+        window = dict(state["window"])
+        window["rows"] = window["rows"] * share
+        self.window.load_state_dict(window)
+        self._ring[0] = state["begun"].to(self._ring.device) * share
+        self._open = None if state["open"] < 0 else state["open"]
+        group = self._optimizer.param_groups[self.group]
+        self._key = settings_key(group)
+        self._update = self._begun = update_of(self._optimizer, group, self._dtype)
+        self._versions = None
+        if state["skipped"]:
+            self._skipped = _host_to(self._ring, float(state["skipped"]))
+            self._skips_settled = self._skipped.clone()
+
+    # Measuring --------------------------------------------------------------------------------
+
+    def _change(self, update: Update) -> None:
+        """Take new settings, ending the open interval if they differ too much from the old."""
+        if self._open is not None:
+            assert self._begun is not None
+            if self._open and not update.continues(self._begun):
+                self._end_before_change()
+            if update.momentum > 0 and self._begun.momentum == 0:
+                self._open = None  # θ·b was not measured
+        self._update = update
+        if self._open == 0:
+            self._begun = update
+
+    def _end_before_change(self) -> None:
+        """Measure where the parameters are now, so that the steps so far make up an interval."""
+        assert self._begun is not None
+        begun = self._begun
+        self._write(begun)
+        coefficients = _over_an_interval(begun)
+        self._note(_Entry(self._open or 0, False, coefficients, None, self._skips(None)))
+        self._open = 0
+
+    def _source(self) -> Update:
+        """Return the update, with a copy of θ where the tensors of its source do not fit."""
+        assert self._update is not None
+        update = self._update
+        if update.source == "difference" or not self.layout.groups:
+            return update
+        tensors = [p.grad for p in self.params] if update.gradient else []
+        tensors += self._buffers() if update.buffer else []
+        params = self.params * (bool(update.gradient) + bool(update.buffer))
+        if all(same_layout(p, t) for p, t in zip(params, tensors, strict=True)):
+            return update
+        return Update("difference", update.lr)
+
+    def _begin(self, update: Update) -> None:
+        """Begin an interval before a step; the step alone makes up an interval of its own."""
+        # A single step needs θ·b before it and nothing else, unless it may be skipped.
+        scaled = getattr(self._optimizer, "found_inf", None)
+        if scaled is not None and self._skipped is None:
+            self._skipped = torch.zeros((), dtype=torch.float64, device=self._ring.device)
+        if update.momentum > 0 or scaled is not None:
+            self._write(update)
+        else:
+            self._slot().zero_()
+        self._note(_Entry(0, False, (0.0,) * 5, None, self._skips(None)))
+        self._open, self._begun = 0, update
+        self._fresh = update.momentum > 0 and all(b is None for b in self._buffers())
+
+    def _measure(self, found: Tensor | None) -> None:
+        """Measure the step that has just been made."""
+        update, begun = self._measured, self._begun
+        assert update is not None and begun is not None and self._open is not None
+        moving = self._moving(update)
+        slot = self._slot()
+        self._write(update, moved=True)
+        if self._thinned:
+            self._sums.free()
+        if found is not None and update.source != "buffer":
+            slot[:, ALONG:].masked_fill_(_on(found, slot) > 0, 0.0)  # an infinite gradient
+        # Where a step may have been skipped, d² is not that of a step, but norms are right.
+        if self._open == 1 and found is None:
+            coefficients = _over_one_step(update, fresh=self._fresh)
+        else:
+            coefficients = _over_an_interval(update, begun)
+        self._note(_Entry(self._open, True, coefficients, moving, self._skips(found)))
+        self._open, self._begun, self._fresh = 0, update, False
+
+    def _write(self, update: Update, *, moved: bool = False) -> None:
+        """Write N, θ′·d and d² into the next row of the ring.
+
+        Before a step, when `moved` is false, only θ·b has a meaning beside N.
+        """
+        params = self._local(self.params)
+        gradients = [p.grad for p in self.params] if update.gradient else []
+        buffers = self._buffers() if update.buffer else []
+        if not moved and update.source != "buffer":
+            update, gradients, buffers = Update("difference", 0.0), [], []  # N alone
+        self._sums.measure(
+            update,
+            params,
+            [None if g is None else local(g) for g in gradients],
+            [None if b is None else local(b) for b in buffers],
+            self._slot(),
+            norm=self._thinned or self._skipped is not None,
+        )
+
+    def _slot(self) -> Tensor:
+        return self._ring[len(self._entries) + 1]
+
+    def _note(self, entry: _Entry) -> None:
+        self._entries.append(entry)
+        if len(self._entries) == _BLOCK:
+            self.settle()
+
+    def _moving(self, update: Update) -> Tensor | None:
+        """Return which tensors the step has moved: SGD leaves those without a gradient alone."""
+        if update.source == "difference":
+            return None
+        moving = [p.grad is not None for p in self.params]
+        return None if all(moving) else _host_to(self._ring, [float(m) for m in moving])
+
+    def _buffers(self) -> list[Tensor | None]:
+        states = [self._optimizer.state.get(p, {}) for p in self.params]
+        return [state.get("momentum_buffer") for state in states]
+
+    def _local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [local(t) for t in tensors] if self.layout.groups else tensors
+
+    # Gradient scaling -------------------------------------------------------------------------
+
+    def _count_skip(self, found: Tensor) -> None:
+        if self._skipped is None:
+            self._skipped = torch.zeros((), dtype=torch.float64, device=self._ring.device)
+        self._skipped += _on(found, self._skipped) > 0
+
+    def _skips(self, found: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        if self._skipped is None:
+            return None
+        last = torch.zeros_like(self._skipped) if found is None else _on(found, self._skipped) > 0
+        return last.double(), self._skipped.clone()
+
+    # Working out ------------------------------------------------------------------------------
+
+    def _rows(self) -> Tensor:
+        """Return a row for each entry: Σ(L − R), ΣR, steps, and steps represented in ΣR."""
+        entries = self._entries
+        ring = self._ring[: len(entries) + 1]
+        now, before = ring[1:], ring[:-1]
+        c = _stack(ring, [entry.coefficients for entry in entries])
+        along, earlier, drift, square, right = (column[:, None] for column in c.unbind(1))
+        difference = (
+            along * now[..., ALONG]
+            + earlier * before[..., ALONG]
+            + drift * (now[..., NORM] - before[..., NORM])
+            + square * now[..., SQUARE]
+        )
+        sampled = right * now[..., SQUARE]
+        if any(entry.moving is not None for entry in entries):
+            ones = torch.ones_like(sampled[0])
+            moving = torch.stack([ones if e.moving is None else e.moving for e in entries])
+            sampled = sampled * moving
+            alone = _host_to(ring, [float(e.steps == 1) for e in entries])[:, None]
+            difference = difference * torch.where(alone > 0, moving, 1.0)
+        steps = _host_to(ring, [float(entry.steps) for entry in entries])
+        weights = _host_to(ring, [float(entry.steps * entry.sampled) for entry in entries])
+        if any(entry.skips is not None for entry in entries):
+            steps, weights = self._without_skips(steps, weights)
+        if not self.each:
+            difference, sampled = (x.sum(1, keepdim=True) for x in (difference, sampled))
+        return torch.cat(
+            [difference, weights[:, None] * sampled, steps[:, None], weights[:, None]], dim=1
+        )
+
+    def _without_skips(self, steps: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Take skipped steps out of the counts, and out of the sample of R."""
+        zero = steps.new_zeros(())
+        pairs = [(zero, zero) if e.skips is None else e.skips for e in self._entries]
+        last, total = torch.stack([torch.stack(pair) for pair in pairs]).unbind(1)
+        first = zero if self._skips_settled is None else self._skips_settled
+        steps = steps - torch.diff(total, prepend=first[None])
+        self._skips_settled = total[-1]
+        return steps, torch.where(last > 0, 0.0, torch.where(weights > 0, steps, 0.0))
+
+
+def _over_one_step(update: Update, *, fresh: bool) -> tuple[Scalar, ...]:
+    """Coefficients for a single step, of θ′·d, of θ·b before it, and of d²."""
+    lr, mu, scale = update.lr, update.momentum, _scale(update)
+    keep = 1 - update.dampening
+    right = fdr1_coefficient(lr, mu, update.dampening) * scale**2
+    if fresh:  # the first step is undampened: L = θ·b′ = θ′·b′ + ηb′²
+        return 1.0, 0.0, 0.0, lr - right, right
+    return scale / keep, -mu / keep, 0.0, (1 - mu) / 2 * lr * scale**2 / keep, right
+
+
+def _over_an_interval(update: Update, begun: Update | None = None) -> tuple[Scalar, ...]:
+    """Coefficients for an interval, of θ·b at both ends and of the difference of norms."""
+    lr, mu, keep = update.lr, update.momentum, 1 - update.dampening
+    if begun is not None and not isinstance(lr, Tensor) and not isinstance(begun.lr, Tensor):
+        lr = (lr + begun.lr) / 2
+    right = fdr1_coefficient(update.lr, mu, update.dampening) * _scale(update) ** 2
+    along = mu / keep if mu else 0.0
+    return along, -along, -(1 - mu) / (2 * keep) * _inverse(lr), 0.0, right
+
+
+def _scale(update: Update) -> Scalar:
+    """What turns the measured direction into d: a difference θ − θ′ is ηd."""
+    return _inverse(update.lr) if update.source == "difference" else 1.0
+
+
+def _inverse(lr: Scalar) -> Scalar:
+    """1/η; 0 for η = 0, at which nothing moves."""
+    if isinstance(lr, Tensor):
+        return torch.where(lr == 0, 0.0, 1 / lr)
+    return 1 / lr if lr else 0.0
+
+
+def _stack(like: Tensor, rows: Sequence[Sequence[Scalar]]) -> Tensor:
+    """Return the numbers as a float64 tensor, of which some may be tensors on the device."""
+    if any(isinstance(value, Tensor) for row in rows for value in row):
+        made = [[torch.as_tensor(v, dtype=torch.float64) for v in row] for row in rows]
+        device = like.device
+        return torch.stack([torch.stack([v.to(device) for v in row]) for row in made])
+    return _host_to(like, [list(row) for row in rows])
+
+
+def _host_to(like: Tensor, values: Any) -> Tensor:
+    """Send numbers to the device of `like` without waiting for it."""
+    host = torch.tensor(values, dtype=torch.float64)
+    return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host
+
+
+def _on(found: Tensor, like: Tensor) -> Tensor:
+    return found.detach().reshape(()).to(like.device, non_blocking=True)

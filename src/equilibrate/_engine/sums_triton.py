@@ -1,0 +1,199 @@
+"""`Sums` in one launch: every tensor of a list is read once, through a table of addresses."""
+
+# pyright: reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from equilibrate._engine.sums import Optionals
+from equilibrate._engine.updates import Update
+
+_TYPES = {
+    torch.float64: tl.float64,
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+_BLOCK = 1024
+_PROGRAMS = 2048
+"""Programs aimed at: enough to fill a GPU, few enough that adding up their parts is cheap."""
+
+
+@triton.jit
+def chunk_sums_kernel(
+    addresses, tensor_of, start_of, size_of, parts, alpha, beta, gamma,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    P: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
+):  # fmt: skip
+    """Sum θ′², θ′·d and d² over one chunk of one tensor, with d = αx + βθ′ + γy in float64.
+
+    `addresses` holds those of θ′, x and y for each tensor. X and Y are their types, or None for
+    a tensor that is not used. Where one that is used has the address 0, d is zero.
+    """
+    chunk = tl.program_id(0)
+    t = tl.load(tensor_of + chunk)
+    start = tl.load(start_of + chunk)
+    size = tl.load(size_of + t)
+    p = tl.load(addresses + 3 * t).to(tl.pointer_type(P))
+    moved = size  # elements that the step moved
+    if X is not None:
+        x_address = tl.load(addresses + 3 * t + 1)
+        moved = tl.where(x_address != 0, moved, 0)
+        x = x_address.to(tl.pointer_type(X))
+    if Y is not None:
+        y_address = tl.load(addresses + 3 * t + 2)
+        moved = tl.where(y_address != 0, moved, 0)
+        y = y_address.to(tl.pointer_type(Y))
+    norm = tl.zeros((BLOCK,), tl.float64)
+    along = tl.zeros((BLOCK,), tl.float64)
+    square = tl.zeros((BLOCK,), tl.float64)
+    for k in range(0, CHUNK, BLOCK):
+        at = start + k + tl.arange(0, BLOCK)
+        theta = tl.load(p + at, at < size, other=0.0).to(tl.float64)
+        norm += theta * theta
+        d = beta * theta
+        if X is not None:
+            d += alpha * tl.load(x + at, at < moved, other=0.0).to(tl.float64)
+        if Y is not None:
+            d += gamma * tl.load(y + at, at < moved, other=0.0).to(tl.float64)
+        d = tl.where(at < moved, d, 0.0)
+        along += theta * d
+        square += d * d
+    tl.store(parts + 3 * chunk, tl.sum(norm, axis=0))
+    tl.store(parts + 3 * chunk + 1, tl.sum(along, axis=0))
+    tl.store(parts + 3 * chunk + 2, tl.sum(square, axis=0))
+
+
+@triton.jit
+def copy_kernel(
+    addresses, tensor_of, start_of, size_of, offset_of, flat,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """Copy one chunk of one tensor into a flat buffer."""
+    chunk = tl.program_id(0)
+    t = tl.load(tensor_of + chunk)
+    start = tl.load(start_of + chunk)
+    size = tl.load(size_of + t)
+    offset = tl.load(offset_of + t)
+    p = tl.load(addresses + 3 * t).to(tl.pointer_type(P))
+    for k in range(0, CHUNK, BLOCK):
+        at = start + k + tl.arange(0, BLOCK)
+        tl.store(flat + offset + at, tl.load(p + at, at < size), at < size)
+
+
+class TritonSums:
+    """`Sums` in one kernel launch and one small matrix product.
+
+    Each program sums one chunk of one tensor; a product with a matrix of zeros and ones then adds
+    up the chunks of each tensor, so that the result does not depend on the order in which programs
+    finish.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._device = params[0].device
+        self._type = _TYPES[params[0].dtype]
+        sizes = [p.numel() for p in params]
+        total = sum(sizes)
+        self._chunk = min(max(_BLOCK, triton.next_power_of_2(-(-total // _PROGRAMS))), 1 << 17)
+        chunks = [(t, s) for t, size in enumerate(sizes) for s in range(0, size, self._chunk)]
+        tensor_of = [t for t, _ in chunks]
+        self._tensor_of = self._upload(tensor_of, torch.int32)
+        self._start_of = self._upload([start for _, start in chunks], torch.int64)
+        self._size_of = self._upload(sizes, torch.int64)
+        offsets = [sum(sizes[:t]) for t in range(len(sizes))]
+        self._offsets = [offset * params[0].element_size() for offset in offsets]
+        self._total, self._dtype = total, params[0].dtype
+        self._offset_of = self._upload(offsets, torch.int64)
+        adding = torch.zeros(len(sizes), len(chunks), dtype=torch.float64)
+        adding[tensor_of, range(len(chunks))] = 1.0
+        self._adding = adding.to(self._device)
+        self._parts = torch.zeros(len(chunks), 3, dtype=torch.float64, device=self._device)
+        self._sent: list[int] = []
+        self._table: Tensor | None = None
+        self._copy: Tensor | None = None
+
+    def save(self, params: Sequence[Tensor]) -> None:
+        """Copy the parameters."""
+        if self._copy is None:
+            self._copy = torch.empty(self._total, dtype=self._dtype, device=self._device)
+        if len(self._parts):
+            zeros = [0] * len(params)
+            copy_kernel[(len(self._parts),)](
+                self._point(params, zeros, zeros), self._tensor_of, self._start_of, self._size_of,
+                self._offset_of, self._copy,
+                CHUNK=self._chunk, BLOCK=_BLOCK, P=self._type,
+            )  # fmt: skip
+
+    def measure(
+        self,
+        update: Update,
+        params: Sequence[Tensor],
+        gradients: Optionals,
+        buffers: Optionals,
+        out: Tensor,
+        *,
+        norm: bool,
+    ) -> None:
+        """Write the sums of each parameter into `out`; see `Sums.measure`."""
+        if not len(self._parts):
+            out.zero_()
+            return
+        xs = ys = [0] * len(params)
+        alpha, beta, x_type, y_type = update.gradient, update.parameters, None, None
+        used: list[Tensor | None] = []  # kept until the launch: only addresses are passed on
+        if update.source == "difference" and self._copy is not None:
+            base = self._copy.data_ptr()
+            xs = [base + offset for offset in self._offsets]
+            alpha, beta, x_type = 1.0, -1.0, self._type
+        if update.gradient:
+            used += (found := [_laid_out_as(p, g) for p, g in zip(params, gradients, strict=True)])
+            xs, x_type = _addresses(found), self._type
+        if update.buffer:
+            used += (found := [_laid_out_as(p, b) for p, b in zip(params, buffers, strict=True)])
+            ys, y_type = _addresses(found), self._type
+        chunk_sums_kernel[(len(self._parts),)](
+            self._point(params, xs, ys), self._tensor_of, self._start_of, self._size_of,
+            self._parts, alpha, beta, update.buffer,
+            CHUNK=self._chunk, BLOCK=_BLOCK, P=self._type, X=x_type, Y=y_type,
+        )  # fmt: skip
+        torch.mm(self._adding, self._parts, out=out)
+
+    def free(self) -> None:
+        """Release the copy of the parameters."""
+        self._copy = None
+
+    def _point(self, params: Sequence[Tensor], xs: list[int], ys: list[int]) -> Tensor:
+        """Return the table of addresses, sent to the device if one has changed."""
+        addresses = [
+            a for p, x, y in zip(params, xs, ys, strict=True) for a in (p.data_ptr(), x, y)
+        ]
+        if self._table is None or addresses != self._sent:
+            self._table, self._sent = self._upload(addresses, torch.int64), addresses
+        return self._table
+
+    def _upload(self, values: list[int], dtype: torch.dtype) -> Tensor:
+        host = torch.tensor(values, dtype=dtype)
+        if self._device.type != "cuda":
+            return host
+        return host.pin_memory().to(self._device, non_blocking=True)
+
+
+def _laid_out_as(p: Tensor, x: Tensor | None) -> Tensor | None:
+    """Return `x` with its elements in the same order in memory as those of `p`."""
+    if x is None:
+        return None
+    if x.is_sparse:
+        x = x.to_dense()
+    if x.stride() == p.stride() and x.dtype == p.dtype:
+        return x
+    return torch.empty_like(p).copy_(x)
+
+
+def _addresses(tensors: Optionals) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]

@@ -1,0 +1,121 @@
+"""Torch's update conventions in one place: along which vector one step moves the parameters.
+
+A step is θ′ = θ − ηd. Everything is read *after* the step, so closures, clipping in other hooks
+and unscaling inside fused kernels are seen as the optimizer saw them. For `torch.optim.SGD`, whose
+buffer is b = −v, d follows from tensors that exist anyway:
+
+- without momentum d = w = ±g + λθ, hence d = κ(±g + λθ′) with κ = 1/(1 − ηλ);
+- with momentum b′ = μb + (1−ν)w (the first step is undampened, b′ = w), and d = b′;
+- with Nesterov momentum d = w + μb′ = κ(±g + λθ′ + μb′).
+
+For any other optimizer d = (θ − θ′)/η needs a copy of θ.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+Group = dict[str, Any]
+Scalar = float | Tensor
+Source = Literal["gradient", "buffer", "both", "difference"]
+
+_SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+_SINGULAR = 1e-3
+"""Where |1 − ηλ| is smaller, κ amplifies rounding errors too much and a copy of θ is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The direction d of a step θ′ = θ − ηd, and the relation that it obeys.
+
+    With `momentum` μ > 0 the relation is FDR1 with momentum, for which d = b′ = −v′. Otherwise it
+    is the step form ⟨θ·d⟩ = (η/2)⟨d²⟩, which without momentum is FDR1 itself.
+    """
+
+    source: Source
+    """The tensors that d is computed from."""
+    lr: Scalar
+    momentum: float = 0.0
+    dampening: float = 0.0
+    gradient: float = 0.0
+    """Coefficient of g in d."""
+    parameters: float = 0.0
+    """Coefficient of θ′ in d."""
+    buffer: float = 0.0
+    """Coefficient of b′ in d."""
+
+    def continues(self, other: Update, tolerance: float = 0.01) -> bool:
+        """Return whether the two may share an interval of steps between two measurements.
+
+        Inside an interval the settings are taken as constant, so they may differ by `tolerance` at
+        most; a learning rate tensor may not differ at all, since comparing it would wait for the
+        device.
+        """
+        if (self.momentum > 0) != (other.momentum > 0):
+            return False
+        if isinstance(self.lr, Tensor) or isinstance(other.lr, Tensor):
+            return False
+        pairs = (
+            (self.lr, other.lr),
+            (1 - self.momentum, 1 - other.momentum),
+            (1 - self.dampening, 1 - other.dampening),
+        )
+        return all(abs(a - b) <= tolerance * abs(b) for a, b in pairs)
+
+
+def settings_key(group: Group) -> Hashable:
+    """Return a value that changes when a setting of the group changes.
+
+    A learning rate tensor is changed in place, which its version counter shows.
+    """
+    lr = group.get("lr")
+    if isinstance(lr, Tensor):
+        return (id(lr), lr._version, *(group.get(name) for name in _SETTINGS[1:]))
+    return tuple(group.get(name) for name in _SETTINGS)
+
+
+def update_of(optimizer: Optimizer, group: Group, dtype: torch.dtype) -> Update:
+    """Return how the optimizer moves parameters of one dtype in one group, as it is set now."""
+    lr = learning_rate(group)
+    difference = Update("difference", lr)
+    # Parameters of half precision move by the rounded step, which only a copy of them shows.
+    if not _steps_as_sgd(type(optimizer)) or dtype not in (torch.float32, torch.float64):
+        return difference
+    momentum, nesterov = group["momentum"], group["nesterov"]
+    if momentum and not nesterov:
+        if group["dampening"] == 1:  # no gradient reaches the velocity, and 1/(1−ν) diverges
+            return difference
+        return Update("buffer", lr, momentum, group["dampening"], buffer=1.0)
+    decay = group["weight_decay"]
+    shrink = 1 - float(lr) * decay if decay and not isinstance(lr, Tensor) else 1.0
+    if (isinstance(lr, Tensor) and decay) or abs(shrink) < _SINGULAR:
+        return difference
+    sign = -1.0 if group["maximize"] else 1.0
+    return Update(
+        "both" if momentum else "gradient",
+        lr,
+        gradient=sign / shrink,
+        parameters=decay / shrink,
+        buffer=momentum / shrink,
+    )
+
+
+def learning_rate(group: Group) -> Scalar:
+    """Return η of a group as a number, or as a float64 copy of a tensor; 1 if it has none."""
+    lr = group.get("lr", 1.0)
+    if isinstance(lr, Tensor):
+        return lr.detach().to(torch.float64, copy=True).reshape(())
+    return lr
+
+
+@cache
+def _steps_as_sgd(kind: type[Optimizer]) -> bool:
+    return issubclass(kind, SGD) and inspect.unwrap(kind.step) is inspect.unwrap(SGD.step)
