@@ -439,7 +439,7 @@ def _may_call_its_parents_step(kind: type[Optimizer]) -> bool:
 
 
 def _is_inside_another(optimizer: Optimizer, caller: Any) -> bool:
-    """Return whether a hook runs around the `step` of a parent class, called by the optimizer's own.
+    """Return whether a hook runs around the `step` of a parent class, called by its subclass.
 
     Torch wraps the `step` of each class of which there has been an instance, and each wrapper calls
     the hooks. Only the wrapper knows which `step` it wraps; counting calls would stay wrong for

@@ -1,4 +1,4 @@
-"""When to lower the learning rate: pure rules that turn a reading into a verdict with its reason."""
+"""When to lower the learning rate: pure rules from a reading to a verdict with its reason."""
 
 from __future__ import annotations
 

@@ -173,8 +173,8 @@ class FDRScheduler(LRScheduler):
         """
         if "monitor" not in state_dict:
             raise ValueError(
-                f"state_dict is not the state of an FDRScheduler: it holds {', '.join(state_dict)}; "
-                "pass what scheduler.state_dict() returned"
+                "state_dict is not the state of an FDRScheduler: it holds "
+                f"{', '.join(state_dict)}; pass what scheduler.state_dict() returned"
             )
         rule = dict(state_dict["rule"])
         if (kind := rule.pop("name")) != type(self.rule).__name__:

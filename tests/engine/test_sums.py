@@ -20,8 +20,7 @@ UPDATES = {
 
 def tensors(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
-    made = [torch.randn(s, generator=generator).to(DEVICE, dtype) for s in SHAPES]
-    return made
+    return [torch.randn(s, generator=generator).to(DEVICE, dtype) for s in SHAPES]
 
 
 def expected(update, before, params, gradients, buffers):

@@ -107,9 +107,8 @@ class Probe:
         if key != self._key:
             self._key = key
             self._change(update_of(self._optimizer, group, self._dtype))
-        if self._open is not None and self._versions is not None:
-            if sum(map(_version, self._local(self.params))) != self._versions:
-                self._open = None  # somebody else has moved the parameters
+        if self._versions not in (None, self._version_sum()):
+            self._open = None  # somebody else has moved the parameters
         if measured:
             self._measured = self._source()
             if self._open is None:
@@ -126,7 +125,7 @@ class Probe:
             self._open += 1
         if measured:
             self._measure(found)
-        self._versions = sum(map(_version, self._local(self.params)))
+        self._versions = self._version_sum()
 
     def restart(self) -> None:
         """Begin a new window at the next step."""
@@ -258,7 +257,9 @@ class Probe:
     def _measure(self, found: Tensor | None) -> None:
         """Measure the step that has just been made."""
         update, begun = self._measured, self._begun
-        assert update is not None and begun is not None and self._open is not None
+        assert update is not None
+        assert begun is not None
+        assert self._open is not None
         moving = self._moving(update)
         slot = self._slot()
         self._write(update, moved=True)
@@ -311,6 +312,10 @@ class Probe:
     def _buffers(self) -> list[Tensor | None]:
         states = [self._optimizer.state.get(p, {}) for p in self.params]
         return [state.get("momentum_buffer") for state in states]
+
+    def _version_sum(self) -> int:
+        """Return a number that grows with every in-place change of a parameter."""
+        return sum(map(_version, self._local(self.params)))
 
     def _local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return [local(t) for t in tensors] if self.layout.groups else tensors

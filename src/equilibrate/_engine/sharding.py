@@ -6,32 +6,30 @@ only exchange a few numbers, and only when a reading is asked for. Tensors are n
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-_DISTRIBUTED = dist.is_available()
-if _DISTRIBUTED:
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+def as_dtensor(tensor: Tensor | None) -> Any | None:
+    """Return the tensor if it is a DTensor, None otherwise.
+
+    Importing DTensor takes longer than the rest of this package, and nobody can have made one
+    before the module was imported.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, getattr(module, "DTensor", ())):
+        return None
+    return tensor
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds."""
-    if _DISTRIBUTED and isinstance(tensor, DTensor):
-        return tensor.to_local()
-    return tensor
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether the tensor is a DTensor."""
-    return _DISTRIBUTED and isinstance(tensor, DTensor)
-
-
-def is_flat_shard(tensor: Tensor) -> bool:
-    """Return whether `FullyShardedDataParallel` (FSDP1) has flattened and sharded the parameter."""
-    return bool(getattr(tensor, "_fsdp_flattened", False))
+    distributed = as_dtensor(tensor)
+    return tensor if distributed is None else distributed.to_local()
 
 
 def same_layout(param: Tensor, other: Tensor | None) -> bool:
@@ -39,9 +37,10 @@ def same_layout(param: Tensor, other: Tensor | None) -> bool:
 
     A partial gradient (each process holds a summand) does not: its square is not a sum of squares.
     """
-    if other is None or not _DISTRIBUTED or not isinstance(param, DTensor):
+    first, second = as_dtensor(param), as_dtensor(other)
+    if other is None or first is None:
         return True
-    return isinstance(other, DTensor) and tuple(other.placements) == tuple(param.placements)
+    return second is not None and tuple(second.placements) == tuple(first.placements)
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,13 @@ def layout_of(param: Tensor, process_group: Any | None) -> Layout:
     Raises:
         ValueError: If the parameter is partial, or flattened by FSDP1 and no group was given.
     """
-    if _DISTRIBUTED and isinstance(param, DTensor):
-        mesh = param.device_mesh
+    distributed = as_dtensor(param)
+    if distributed is not None:
         groups = []
-        for dimension, placement in enumerate(param.placements):
-            if isinstance(placement, Shard):
-                groups.append(mesh.get_group(dimension))
-            elif not isinstance(placement, Replicate):
+        for dimension, placement in enumerate(distributed.placements):
+            if placement.is_shard():
+                groups.append(distributed.device_mesh.get_group(dimension))
+            elif not placement.is_replicate():
                 raise ValueError(
                     f"a parameter of shape {tuple(param.shape)} has the placement {placement}, "
                     "which has no norm of its own: redistribute it to Shard or Replicate first"
@@ -101,7 +100,7 @@ def layout_of(param: Tensor, process_group: Any | None) -> Layout:
         return Layout(tuple(groups))
     if process_group is not None:
         return Layout((process_group,))
-    if is_flat_shard(param):
+    if getattr(param, "_fsdp_flattened", False):  # set by FullyShardedDataParallel
         raise ValueError(
             "the optimizer holds shards of FullyShardedDataParallel (FSDP1): pass "
             "process_group=torch.distributed.group.WORLD (or the group it shards over), or use "

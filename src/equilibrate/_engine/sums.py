@@ -4,6 +4,8 @@
 reads every tensor once in a single launch on an NVIDIA GPU, plain torch operations elsewhere.
 """
 
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -76,7 +78,7 @@ class TorchSums:
         """Copy the parameters."""
         if self._copies is None:
             self._copies = [torch.empty_like(p) for p in params]
-        torch._foreach_copy_(self._copies, params)
+        torch._foreach_copy_(self._copies, list(params))
 
     def measure(
         self,
@@ -118,14 +120,14 @@ class TorchSums:
         assert self._copies is not None
         half = params[0].dtype not in (torch.float32, torch.float64)
         before = [c.float() for c in self._copies] if half else self._copies
-        after = [p.float() for p in params] if half else params
+        after = [p.float() if half else p for p in params]
         torch._foreach_sub_(before, after)
         out[:, ALONG:] = _products(after, before)
 
 
 def _norms(params: Sequence[Tensor]) -> Tensor:
     """N of each tensor. The norm is taken in float64 because N is used in differences."""
-    return torch.stack(torch._foreach_norm(params, 2, torch.float64)).square()
+    return torch.stack(torch._foreach_norm(list(params), 2, torch.float64)).square()
 
 
 def _is_dense(tensor: Tensor) -> bool:
