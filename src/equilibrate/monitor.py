@@ -219,11 +219,11 @@ class Monitor:
                 f"{_describe(fingerprint)}; load it with the model, parameter groups and "
                 "named_parameters it was saved with"
             )
+        self.every = state_dict["every"]
+        self._lay_out()
         self._step = state_dict["step"]
         self._since_reset = state_dict["since_reset"]
-        self.every = state_dict["every"]
         self._lrs = list(state_dict["lrs"])
-        self._lay_out()
         for probe, state in zip(self._probes, state_dict["probes"], strict=True):
             probe.load_state_dict(state)
         self._checked = self._step, self._norm()
@@ -273,7 +273,7 @@ class Monitor:
         upcoming = self._since_reset + 1
         self._measured = upcoming == 1 or upcoming % self.every == 0
         if self._measured and not self._up_to_date():
-            self._lay_out()
+            self._lay_out()  # the window begins at this step, which is measured anyway
         with torch.no_grad():
             for probe in self._probes:
                 probe.before(measured=self._measured)
@@ -292,6 +292,7 @@ class Monitor:
     def _lay_out(self) -> None:
         """Create a probe for each group, device, dtype and sharding; windows restart."""
         _check_parameters(self._optimizer)
+        skipped = self._probes[0].skips if self._probes else None
         buckets: dict[tuple[int, torch.device, torch.dtype, Layout], list[Tensor]] = {}
         for i, group in enumerate(self._optimizer.param_groups):
             for p in group["params"]:
@@ -308,6 +309,10 @@ class Monitor:
             )
             for (group, _, _, layout), params in buckets.items()
         ]
+        if skipped is not None:
+            for probe in self._probes:
+                probe.continue_skips(skipped)
+        self._since_reset = 0
         self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
         self._places = [(id(p), local(p).device) for probe in self._probes for p in probe.params]
 
@@ -321,7 +326,6 @@ class Monitor:
         sizes = [len(group["params"]) for group in self._optimizer.param_groups]
         if sizes != self._sizes or not self._up_to_date():
             self._lay_out()
-            self._since_reset = 0
 
     # Names ------------------------------------------------------------------------------------
 
@@ -367,7 +371,7 @@ class Monitor:
         return Reading(self._step - skipped, round(count), left, right, lr)
 
     def _lr(self, group: int) -> float:
-        if "lr" not in self._optimizer.param_groups[group] or group >= len(self._lrs):
+        if self._optimizer.param_groups[group].get("lr") is None or group >= len(self._lrs):
             return math.nan
         return float(self._lrs[group])
 

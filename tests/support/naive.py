@@ -18,7 +18,8 @@ def half_running_mean(values: list[float]) -> float:
 class NaiveSGDSides:
     """O_L = θ·∇f and O_R = (1+μ)/(2(1−ν)) η v² of one SGD step, by copying everything.
 
-    Nesterov momentum and half precision are read through the step form: −θ·Δ/η and Δ²/(2η).
+    Nesterov momentum, dampening 1 and half precision are read through the step form: −θ·Δ/η and
+    Δ²/(2η). A step with learning rate 0 moves nothing and counts zero.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -38,15 +39,17 @@ class NaiveSGDSides:
     def after(self) -> None:
         left = right = 0.0
         for group in self.optimizer.param_groups:
-            mu, nu = group.get("momentum", 0.0), group.get("dampening", 0.0)
+            mu = group.get("momentum", 0.0)
+            nu = group.get("dampening", 0.0) if mu else 0.0
             for p in group["params"]:
                 theta, grad, lr = self.old[p]
                 lr = float(lr)
-                if grad is None:
+                if grad is None or lr == 0:  # nothing moves
                     one_left = one_right = 0.0
                 elif (
                     isinstance(self.optimizer, torch.optim.SGD)
                     and not group["nesterov"]
+                    and nu != 1
                     and p.dtype in (torch.float32, torch.float64)
                 ):
                     if group["maximize"]:
@@ -69,3 +72,70 @@ class NaiveSGDSides:
                 right += one_right
         self.left.append(left)
         self.right.append(right)
+
+
+class ThinnedTwin:
+    """What a monitor with `every` reads, from the sides of each single step.
+
+    The steps of a window are cut into intervals as the monitor does it. Both sides of each step are
+    known here, so the difference over an interval is a plain sum. R is taken from the measured
+    steps, each with the weight of its interval.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
+        self.naive = NaiveSGDSides(optimizer)
+        self.every = every
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new window."""
+        self.since_reset = 0
+        self.intervals: list[tuple[int, float, float, bool]] = []
+        """Steps, sum of L − R, R of the last step, whether that was measured."""
+        self.open: list[tuple[float, float]] | None = None
+
+    def before(self, *, edited: bool = False, changed: bool = False) -> None:
+        """Call before a step.
+
+        Args:
+            edited: Whether something else has moved the parameters since the last step.
+            changed: Whether settings have changed too much for one interval.
+        """
+        measured = self.since_reset == 0 or (self.since_reset + 1) % self.every == 0
+        if edited:
+            self.open = None
+        if changed and self.open:
+            self._close(measured=False)
+        if measured and self.open is None:
+            self.open = []
+        self.measured = measured
+        self.naive.before()
+
+    def after(self) -> None:
+        """Call after a step."""
+        self.naive.after()
+        if self.open is not None:
+            self.open.append((self.naive.left[-1], self.naive.right[-1]))
+        if self.measured:
+            self._close(measured=True)
+        self.since_reset += 1
+
+    def _close(self, *, measured: bool) -> None:
+        assert self.open
+        difference = sum(left - right for left, right in self.open)
+        self.intervals.append((len(self.open), difference, self.open[-1][1], measured))
+        self.open = []
+
+    def read(self) -> tuple[int, float, float]:
+        """Return the number of steps in the window, the mean of L − R and that of R."""
+        ends = [0]
+        for steps, *_ in self.intervals:
+            ends.append(ends[-1] + steps)
+        first = min(range(len(self.intervals)), key=lambda i: abs(ends[i] - ends[-1] // 2))
+        while not any(measured for *_, measured in self.intervals[first:]):
+            first -= 1
+        window = self.intervals[first:]
+        steps = sum(row[0] for row in window)
+        weight = sum(row[0] for row in window if row[3])
+        right = sum(row[0] * row[2] for row in window if row[3]) / weight
+        return steps, sum(row[1] for row in window) / steps, right

@@ -13,6 +13,7 @@ single step the same number follows from θ′·d and d² alone, without a diffe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -95,20 +96,28 @@ class Probe:
         """The update of the step that is being measured."""
         self._fresh = False
         """Whether that step creates the momentum buffers."""
+        self._unstarted = len(self.params)
+        """Tensors without a momentum buffer before the step; counted with dampening only."""
         self._versions: int | None = None
         """Sum of the parameters' version counters after the last step; None if not known."""
+        self._addresses: list[int] | None = None
+        """Where the parameters were at the last measurement; None if not known."""
         self._skipped: Tensor | None = None
+        """How many steps gradient scaling has skipped."""
         self._skips_settled: Tensor | None = None
 
     def before(self, *, measured: bool) -> None:
         """Prepare for a step: notice changed settings and parameters, and copy what is needed."""
+        if self._is_edited(addresses=measured):
+            self._open = None
         group = self._optimizer.param_groups[self.group]
-        key = settings_key(group)
+        key = settings_key(self._optimizer, group)
         if key != self._key:
             self._key = key
             self._change(update_of(self._optimizer, group, self._dtype))
-        if self._versions not in (None, self._version_sum()):
-            self._open = None  # somebody else has moved the parameters
+        assert self._update is not None
+        if self._update.dampening and self._unstarted:
+            self._unstarted = self._count_unstarted()
         if measured:
             self._measured = self._source()
             if self._open is None:
@@ -123,9 +132,14 @@ class Probe:
             self._count_skip(found)
         if self._open is not None:
             self._open += 1
-        if measured:
+        if self._open is not None and self._some_started(measured=measured):
+            assert self._update is not None
+            self._begin(self._update)
+        elif measured:
             self._measure(found)
         self._versions = self._version_sum()
+        if measured:
+            self._addresses = self._current_addresses()
 
     def restart(self) -> None:
         """Begin a new window at the next step."""
@@ -153,10 +167,8 @@ class Probe:
         Every process that holds a part of the parameters must call it.
         """
         self.settle()
-        lengths = None
-        if self._skipped is not None:
-            lengths = self.window.column(-2).tolist()
-        sums = self.layout.total(self.window.rows(lengths).sum(0))
+        rows = self.window.rows(counted=-2 if self._skipped is not None else None, sampled=-1)
+        sums = self.layout.total(rows.sum(0))
         # Steps are counted by every process, and added up with the rest.
         steps, sampled = sums[-2:] / self.layout.processes
         difference, right = sums[:-2].unflatten(0, (2, self._series))
@@ -166,6 +178,16 @@ class Probe:
     def skipped(self) -> int:
         """Return how many steps gradient scaling has skipped."""
         return 0 if self._skipped is None else int(self._skipped)
+
+    @property
+    def skips(self) -> Tensor | None:
+        """How many steps gradient scaling has skipped, on the device; None if it is not used."""
+        return self._skipped
+
+    def continue_skips(self, skipped: Tensor) -> None:
+        """Count skipped steps from a number on, that of the probes before a change of layout."""
+        self._skipped = skipped.to(self._ring.device, copy=True, non_blocking=True)
+        self._skips_settled = self._skipped.clone()
 
     def norm(self) -> float:
         """Return |θ|² of this process's part, which waits for the device."""
@@ -180,10 +202,12 @@ class Probe:
         self.settle()
         window = self.window.state_dict()
         window["rows"] = self.layout.total(window["rows"]).cpu()
+        is_open = self._open is not None and not self._is_edited(addresses=True)
         return {
             "window": window,
             "begun": self.layout.total(self._ring[0]).cpu(),
-            "open": -1 if self._open is None else self._open,
+            "open": self._open if is_open else -1,
+            "updates": [_as_numbers(u) for u in (self._begun, self._update) if is_open and u],
             "skipped": self.skipped(),
         }
 
@@ -196,13 +220,16 @@ class Probe:
         self.window.load_state_dict(window)
         self._ring[0] = state["begun"].to(self._ring.device) * share
         self._open = None if state["open"] < 0 else state["open"]
-        group = self._optimizer.param_groups[self.group]
-        self._key = settings_key(group)
-        self._update = self._begun = update_of(self._optimizer, group, self._dtype)
-        self._versions = None
+        # The settings at the next step are compared with these: a scheduler may have changed them
+        # before the state was saved, and the optimizer may not have been restored yet.
+        self._key = None
+        self._begun, self._update = None, None
+        if state["updates"]:
+            self._begun, self._update = (Update(**update) for update in state["updates"])
+        self._versions = self._addresses = None
+        self._skipped = self._skips_settled = None
         if state["skipped"]:
-            self._skipped = _host_to(self._ring, float(state["skipped"]))
-            self._skips_settled = self._skipped.clone()
+            self.continue_skips(torch.tensor(float(state["skipped"]), dtype=torch.float64))
 
     # Measuring --------------------------------------------------------------------------------
 
@@ -210,22 +237,32 @@ class Probe:
         """Take new settings, ending the open interval if they differ too much from the old."""
         if self._open is not None:
             assert self._begun is not None
+            if isinstance(update.lr, Tensor) and not isinstance(self._begun.lr, Tensor):
+                self._restore_tensor(update.lr)
             if self._open and not update.continues(self._begun):
                 self._end_before_change()
             if update.momentum > 0 and self._begun.momentum == 0:
-                self._open = None  # θ·b was not measured
+                self._begin(update)  # θ·b was not measured
         self._update = update
         if self._open == 0:
             self._begun = update
 
     def _end_before_change(self) -> None:
         """Measure where the parameters are now, so that the steps so far make up an interval."""
-        assert self._begun is not None
-        begun = self._begun
-        self._write(begun)
-        coefficients = _over_an_interval(begun)
+        assert self._update is not None
+        self._write(self._update)
+        coefficients = _over_an_interval(self._update, self._begun)
         self._note(_Entry(self._open or 0, False, coefficients, None, self._skips(None)))
         self._open = 0
+
+    def _restore_tensor(self, lr: Tensor) -> None:
+        """Take a learning rate tensor for the number of a loaded state if they are equal.
+
+        It waits for the device, once.
+        """
+        assert self._begun is not None
+        if self._begun.lr == float(lr):
+            self._begun = replace(self._begun, lr=lr)
 
     def _source(self) -> Update:
         """Return the update, with a copy of θ where the tensors of its source do not fit."""
@@ -241,15 +278,11 @@ class Probe:
         return Update("difference", update.lr)
 
     def _begin(self, update: Update) -> None:
-        """Begin an interval before a step; the step alone makes up an interval of its own."""
-        # A single step needs θ·b before it and nothing else, unless it may be skipped.
-        scaled = getattr(self._optimizer, "found_inf", None)
-        if scaled is not None and self._skipped is None:
-            self._skipped = torch.zeros((), dtype=torch.float64, device=self._ring.device)
-        if update.momentum > 0 or scaled is not None:
+        """Begin an interval where the parameters are now."""
+        if self._thinned or update.momentum > 0:
             self._write(update)
         else:
-            self._slot().zero_()
+            self._slot().zero_()  # a step by itself needs nothing else
         self._note(_Entry(0, False, (0.0,) * 5, None, self._skips(None)))
         self._open, self._begun = 0, update
         self._fresh = update.momentum > 0 and all(b is None for b in self._buffers())
@@ -267,9 +300,11 @@ class Probe:
             self._sums.free()
         if found is not None and update.source != "buffer":
             slot[:, ALONG:].masked_fill_(_on(found, slot) > 0, 0.0)  # an infinite gradient
-        # Where a step may have been skipped, d² is not that of a step, but norms are right.
-        if self._open == 1 and found is None:
+        if self._open == 1:
             coefficients = _over_one_step(update, fresh=self._fresh)
+            if found is not None:  # a step that was skipped counts nothing
+                kept = (_on(found, slot) == 0).double()
+                coefficients = tuple(c * kept for c in coefficients)
         else:
             coefficients = _over_an_interval(update, begun)
         self._note(_Entry(self._open, True, coefficients, moving, self._skips(found)))
@@ -291,7 +326,7 @@ class Probe:
             [None if g is None else local(g) for g in gradients],
             [None if b is None else local(b) for b in buffers],
             self._slot(),
-            norm=self._thinned or self._skipped is not None,
+            norm=self._thinned,
         )
 
     def _slot(self) -> Tensor:
@@ -312,6 +347,33 @@ class Probe:
     def _buffers(self) -> list[Tensor | None]:
         states = [self._optimizer.state.get(p, {}) for p in self.params]
         return [state.get("momentum_buffer") for state in states]
+
+    def _count_unstarted(self) -> int:
+        return sum(buffer is None for buffer in self._buffers())
+
+    def _some_started(self, *, measured: bool) -> bool:
+        """Return whether the step created some of the buffers, but not all of them at once.
+
+        That step is undampened for some tensors only, which no coefficient expresses.
+        """
+        assert self._update is not None
+        if not (self._update.dampening and self._unstarted):
+            return False
+        alone = measured and self._open == 1 and self._fresh
+        return not alone and self._count_unstarted() != self._unstarted
+
+    def _is_edited(self, *, addresses: bool) -> bool:
+        """Return whether something other than a step has changed the parameters.
+
+        Args:
+            addresses: Whether to look for parameters that were moved in memory, too.
+        """
+        if self._versions not in (None, self._version_sum()):
+            return True
+        return addresses and self._addresses not in (None, self._current_addresses())
+
+    def _current_addresses(self) -> list[int]:
+        return [p.data_ptr() for p in self._local(self.params)]
 
     def _version_sum(self) -> int:
         """Return a number that grows with every in-place change of a parameter."""
@@ -343,12 +405,12 @@ class Probe:
         c = _stack(ring, [entry.coefficients for entry in entries])
         along, earlier, drift, square, right = (column[:, None] for column in c.unbind(1))
         difference = (
-            along * now[..., ALONG]
-            + earlier * before[..., ALONG]
-            + drift * (now[..., NORM] - before[..., NORM])
-            + square * now[..., SQUARE]
+            _times(along, now[..., ALONG])
+            + _times(earlier, before[..., ALONG])
+            + _times(drift, now[..., NORM] - before[..., NORM])
+            + _times(square, now[..., SQUARE])
         )
-        sampled = right * now[..., SQUARE]
+        sampled = _times(right, now[..., SQUARE])
         if any(entry.moving is not None for entry in entries):
             ones = torch.ones_like(sampled[0])
             moving = torch.stack([ones if e.moving is None else e.moving for e in entries])
@@ -382,8 +444,9 @@ def _over_one_step(update: Update, *, fresh: bool) -> tuple[Scalar, ...]:
     keep = 1 - update.dampening
     right = fdr1_coefficient(lr, mu, update.dampening) * scale**2
     if fresh:  # the first step is undampened: L = θ·b′ = θ′·b′ + ηb′²
-        return 1.0, 0.0, 0.0, lr - right, right
-    return scale / keep, -mu / keep, 0.0, (1 - mu) / 2 * lr * scale**2 / keep, right
+        return _if_moving(lr, (1.0, 0.0, 0.0, lr - right, right))
+    square = (1 - mu) / 2 * lr * scale**2 / keep
+    return _if_moving(lr, (scale / keep, -mu / keep, 0.0, square, right))
 
 
 def _over_an_interval(update: Update, begun: Update | None = None) -> tuple[Scalar, ...]:
@@ -393,7 +456,24 @@ def _over_an_interval(update: Update, begun: Update | None = None) -> tuple[Scal
         lr = (lr + begun.lr) / 2
     right = fdr1_coefficient(update.lr, mu, update.dampening) * _scale(update) ** 2
     along = mu / keep if mu else 0.0
-    return along, -along, -(1 - mu) / (2 * keep) * _inverse(lr), 0.0, right
+    drift = -(1 - mu) / (2 * keep) * _inverse(lr)
+    return _if_moving(lr, (along, -along, drift, 0.0, right))
+
+
+def _if_moving(lr: Scalar, coefficients: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    """Return the coefficients, or zeros for η = 0, at which nothing moves and FDR1 says nothing."""
+    if isinstance(lr, Tensor):
+        return tuple(torch.where(lr == 0, 0.0, c) for c in coefficients)
+    return coefficients if lr else (0.0,) * len(coefficients)
+
+
+def _times(coefficient: Tensor, value: Tensor) -> Tensor:
+    """Return the product, zero where the coefficient is: a NaN in an unused column has no effect."""
+    return torch.where(coefficient == 0, 0.0, coefficient * value)
+
+
+def _as_numbers(update: Update) -> dict[str, Any]:
+    return asdict(replace(update, lr=float(update.lr)))
 
 
 def _scale(update: Update) -> Scalar:

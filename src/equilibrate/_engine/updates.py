@@ -27,8 +27,8 @@ Group = dict[str, Any]
 Scalar = float | Tensor
 Source = Literal["gradient", "buffer", "both", "difference"]
 
-_SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
-_SINGULAR = 1e-3
+_SETTINGS = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
+_SINGULAR = 0.1
 """Where |1 − ηλ| is smaller, κ amplifies rounding errors too much and a copy of θ is used."""
 
 
@@ -61,25 +61,28 @@ class Update:
         """
         if (self.momentum > 0) != (other.momentum > 0):
             return False
-        if isinstance(self.lr, Tensor) or isinstance(other.lr, Tensor):
-            return False
-        pairs = (
-            (self.lr, other.lr),
+        pairs = [
             (1 - self.momentum, 1 - other.momentum),
             (1 - self.dampening, 1 - other.dampening),
-        )
+        ]
+        if not isinstance(self.lr, Tensor) and not isinstance(other.lr, Tensor):
+            pairs.append((self.lr, other.lr))
+        elif self.lr is not other.lr:
+            return False
         return all(abs(a - b) <= tolerance * abs(b) for a, b in pairs)
 
 
-def settings_key(group: Group) -> Hashable:
-    """Return a value that changes when a setting of the group changes.
+def settings_key(optimizer: Optimizer, group: Group) -> Hashable:
+    """Return a value that changes when a setting of the group changes that an update depends on.
 
-    A learning rate tensor is changed in place, which its version counter shows.
+    A learning rate tensor is changed in place, which its version counter shows. For optimizers
+    other than SGD all else may be anything: a tensor, say, whose comparison would wait.
     """
     lr = group.get("lr")
-    if isinstance(lr, Tensor):
-        return (id(lr), lr._version, *(group.get(name) for name in _SETTINGS[1:]))
-    return tuple(group.get(name) for name in _SETTINGS)
+    key = (id(lr), lr._version) if isinstance(lr, Tensor) else (lr,)
+    if _steps_as_sgd(type(optimizer)):
+        key += tuple(group[name] for name in _SETTINGS)
+    return key
 
 
 def update_of(optimizer: Optimizer, group: Group, dtype: torch.dtype) -> Update:
@@ -110,10 +113,10 @@ def update_of(optimizer: Optimizer, group: Group, dtype: torch.dtype) -> Update:
 
 def learning_rate(group: Group) -> Scalar:
     """Return η of a group as a number, or as a float64 copy of a tensor; 1 if it has none."""
-    lr = group.get("lr", 1.0)
+    lr = group.get("lr")
     if isinstance(lr, Tensor):
         return lr.detach().to(torch.float64, copy=True).reshape(())
-    return lr
+    return 1.0 if lr is None else lr
 
 
 @cache

@@ -51,23 +51,27 @@ class Window:
             self._lengths += lengths[:taken]
             rows, lengths = rows[taken:], lengths[taken:]
 
-    def rows(self, lengths: Sequence[float] | None = None) -> Tensor:
+    def rows(self, *, counted: int | None = None, sampled: int | None = None) -> Tensor:
         """Return the rows of the half-running window.
 
         Args:
-            lengths: Steps of each stored row, if they differ from those given to `extend`.
+            counted: The column that holds the steps of each row, if they may differ from those
+                given to `extend`.
+            sampled: A column that must not be zero in all rows: the window begins at an earlier
+                row if it is zero in all of the later half.
         """
-        sizes = np.asarray(self._lengths if lengths is None else lengths, dtype=np.float64)
-        if not len(sizes):
-            return self._rows[:0]
+        stored = self._rows[: len(self._lengths)]
+        if not len(stored):
+            return stored
+        lengths = self._lengths if counted is None else stored[:, counted].tolist()
+        sizes = np.asarray(lengths, dtype=np.float64)
         ends = self._dropped + np.cumsum(sizes)
         starts = ends - sizes
         first = int(np.abs(starts - ends[-1] // 2).argmin())
-        return self._rows[first : len(sizes)]
-
-    def column(self, index: int) -> Tensor:
-        """Return one column of all stored rows."""
-        return self._rows[: len(self._lengths), index]
+        if sampled is not None:
+            used = np.flatnonzero(stored[:, sampled].tolist())
+            first = min(first, int(used[-1])) if len(used) else first
+        return stored[first:]
 
     def reset(self) -> None:
         """Remove all rows."""
