@@ -262,7 +262,7 @@ class Monitor:
 
     def _hooked(self) -> bool:
         """Return whether a hook is to do its work: not inside a capture or an explicit block."""
-        if self._explicit or torch.compiler.is_compiling():
+        if self._explicit:
             return False
         return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
@@ -382,7 +382,7 @@ class Monitor:
         return sum(probe.norm() for probe in self._probes)
 
     def _warn_if_blind(self) -> None:
-        """Warn if parameters have changed although no step was seen."""
+        """Warn if parameters have changed although no step was seen, or between two steps."""
         seen, norm = self._checked
         now = self._norm()
         self._checked = self._step, now
@@ -393,6 +393,14 @@ class Monitor:
                 "seen. Hooks do not run when a step is replayed from a CUDA graph or compiled: "
                 "wrap such a step in `with monitor.measure():`. If you loaded other parameters, "
                 "call monitor.reset()",
+                stacklevel=3,
+            )
+        if any([probe.had_hidden_edit() for probe in self._probes]):
+            warnings.warn(
+                "the parameters were changed between two optimizer steps without PyTorch noticing, "
+                "through `.data` or a shared memory, so that readings count these changes as "
+                "steps. Change them inside `with torch.no_grad():` instead, as in "
+                "`p.clamp_(-1, 1)`",
                 stacklevel=3,
             )
 
@@ -422,6 +430,8 @@ def unwrap(optimizer: Any) -> Optimizer:
 
 def _hook(method: weakref.WeakMethod[Callable[[], None]], nests: bool) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # before anything that a compiler cannot trace
+            return
         bound = method()
         if bound is None or not bound.__self__._hooked():  # pyright: ignore[reportFunctionMemberAccess]
             return

@@ -102,6 +102,10 @@ class Probe:
         """Sum of the parameters' version counters after the last step; None if not known."""
         self._addresses: list[int] | None = None
         """Where the parameters were at the last measurement; None if not known."""
+        self._unchecked = True
+        """Whether `_check` has still to be made in this window."""
+        self._hidden_edit: Tensor | None = None
+        """Whether `_check` has found that parameters were edited unnoticed."""
         self._skipped: Tensor | None = None
         """How many steps gradient scaling has skipped."""
         self._skips_settled: Tensor | None = None
@@ -118,6 +122,8 @@ class Probe:
         assert self._update is not None
         if self._update.dampening and self._unstarted:
             self._unstarted = self._count_unstarted()
+        if self._unchecked and self._open == 0:
+            self._check()
         if measured:
             self._measured = self._source()
             if self._open is None:
@@ -145,6 +151,7 @@ class Probe:
         """Begin a new window at the next step."""
         self._entries = []
         self._open = None
+        self._unchecked = True
         self.window.reset()
 
     def settle(self) -> None:
@@ -178,6 +185,11 @@ class Probe:
     def skipped(self) -> int:
         """Return how many steps gradient scaling has skipped."""
         return 0 if self._skipped is None else int(self._skipped)
+
+    def had_hidden_edit(self) -> bool:
+        """Return, once, whether parameters were edited in a way that PyTorch does not count."""
+        found, self._hidden_edit = self._hidden_edit, None
+        return found is not None and bool(found)
 
     @property
     def skips(self) -> Tensor | None:
@@ -227,6 +239,7 @@ class Probe:
         if state["updates"]:
             self._begun, self._update = (Update(**update) for update in state["updates"])
         self._versions = self._addresses = None
+        self._unchecked = False  # sums of another number of processes cannot be compared
         self._skipped = self._skips_settled = None
         if state["skipped"]:
             self.continue_skips(torch.tensor(float(state["skipped"]), dtype=torch.float64))
@@ -263,6 +276,25 @@ class Probe:
         assert self._begun is not None
         if self._begun.lr == float(lr):
             self._begun = replace(self._begun, lr=lr)
+
+    def _check(self) -> None:
+        """Check, once in a window, that nothing has changed since the step before this one.
+
+        Edits through `.data` do not increase a version counter. A loop that makes one after each
+        step is found out in this way.
+        """
+        self._unchecked = False
+        assert self._update is not None
+        if self._thinned:
+            column, tolerance = NORM, 1e-9
+        elif self._update.momentum > 0:
+            column, tolerance = ALONG, 1e-5
+        else:
+            return  # each step is measured by itself
+        self._write(self._update)
+        now, before = self._slot()[:, column], self._ring[len(self._entries)][:, column]
+        found = ((now - before).abs() > tolerance * before.abs()).any()
+        self._hidden_edit = found if self._hidden_edit is None else self._hidden_edit | found
 
     def _source(self) -> Update:
         """Return the update, with a copy of θ where the tensors of its source do not fit."""
