@@ -521,12 +521,31 @@ def _inverse(lr: Scalar) -> Scalar:
 
 
 def _stack(like: Tensor, rows: Sequence[Sequence[Scalar]]) -> Tensor:
-    """Return the numbers as a float64 tensor, of which some may be tensors on the device."""
-    if any(isinstance(value, Tensor) for row in rows for value in row):
-        made = [[torch.as_tensor(v, dtype=torch.float64) for v in row] for row in rows]
-        device = like.device
-        return torch.stack([torch.stack([v.to(device) for v in row]) for row in made])
-    return _host_to(like, [list(row) for row in rows])
+    """Return the numbers as a float64 tensor, of which some may be tensors on the device.
+
+    All others are sent there together, since sending one by one would wait for it.
+    """
+    on_device = {
+        (i, j): value
+        for i, row in enumerate(rows)
+        for j, value in enumerate(row)
+        if isinstance(value, Tensor) and value.device == like.device
+    }
+    sent = _host_to(
+        like,
+        [
+            [0.0 if (i, j) in on_device else float(value) for j, value in enumerate(row)]
+            for i, row in enumerate(rows)
+        ],
+    )
+    if not on_device:
+        return sent
+    cells = [
+        on_device.get((i, j), cell)
+        for i, row in enumerate(sent.unbind(0))
+        for j, cell in enumerate(row.unbind(0))
+    ]
+    return torch.stack(cells).view(sent.shape)
 
 
 def _host_to(like: Tensor, values: Any) -> Tensor:
