@@ -154,7 +154,7 @@ def test_a_group_with_learning_rate_zero_that_is_raised_later(kind, momentum, ev
 class OddKeys(torch.optim.Optimizer):
     """Its keys are called as SGD's are and mean something else."""
 
-    def __init__(self, params, lr=0.1):
+    def __init__(self, params, lr: float | None = 0.1):
         defaults = {
             "lr": lr,
             "momentum": torch.tensor([0.9, 0.8]),
@@ -189,14 +189,14 @@ class StepForm:
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize(
     "make",
-    [OddKeys, lambda p: OddKeys(p, lr=None), lambda p: torch.optim.ASGD(p, lr=0.1, t0=5)],
+    [OddKeys, lambda p: OddKeys(p, None), lambda p: torch.optim.ASGD(p, lr=0.1, t0=5)],
     ids=["odd keys", "no learning rate", "ASGD"],
 )
 def test_optimizers_whose_keys_mean_something_else(make, every):
     p = nn.Parameter(torch.randn(6, dtype=torch.float64))
     optimizer = make([p])
     monitor, twin = eq.Monitor(optimizer, every=every), ThinnedTwin(optimizer, every)
-    twin.naive.optimizer = StepForm(optimizer)
+    twin.naive.optimizer = StepForm(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
     loop(optimizer, twin, 24)
     assert_is_twins(monitor.reading(), twin)
 
@@ -211,7 +211,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
 
     @property
-    def param_groups(self):
+    def param_groups(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -219,7 +219,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.optimizer.param_groups = groups
 
     @property
-    def state(self):
+    def state(self):  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.optimizer.state
 
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -340,20 +340,21 @@ def test_a_scheduler_stepped_at_every_batch_waits_for_a_long_window():
 compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def compiled_run(backend, every, form, measure=True, steps=24):
-    """Train with a compiled step; without a monitor if `every` is None."""
+def compiled_run(backend, every, form, measure=True, steps=24, watch=True):
+    """Train with a compiled step, with or without a monitor."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(6, dtype=torch.float64)) for _ in range(2)]
     optimizer = torch.optim.SGD(params, lr=0.1, **form)
-    monitor = None if every is None else eq.Monitor(optimizer, every=every)
-    twin = ThinnedTwin(optimizer, every or 1)
+    monitor, twin = eq.Monitor(optimizer, every=every), ThinnedTwin(optimizer, every)
+    if not watch:
+        monitor.detach()
     step = torch.compile(optimizer.step, backend=backend) if backend else optimizer.step
     for _ in range(steps):
         noisy_gradients(params)
         twin.before()
-        if monitor is not None and measure:
+        if watch and measure:
             with monitor.measure():
                 step()
         else:
@@ -376,7 +377,7 @@ def test_measure_reads_a_compiled_step(form, every):
     assert monitor.step == 24
     assert_is_twins(monitor.reading(), twin)
     watched = dynamo_counts()
-    compiled_run("eager", None, form)
+    compiled_run("eager", every, form, watch=False)
     assert watched == dynamo_counts()
 
 
@@ -442,11 +443,15 @@ def test_an_error_inside_measure(every, moved):
     optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
     monitor, twin = eq.Monitor(optimizer, every=every), ThinnedTwin(optimizer, every)
     loop(optimizer, twin, 7)
-    with pytest.raises(InterruptedError), monitor.measure():
+
+    @torch.no_grad()
+    def break_off():
         if moved:
-            with torch.no_grad():
-                params[0].mul_(0.5)
-        fail()
+            params[0].mul_(0.5)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError), monitor.measure():
+        break_off()
     loop(optimizer, twin, 1, edited=moved)
     loop(optimizer, twin, 16)
     assert monitor.step == 24
@@ -466,7 +471,8 @@ def readings_of(form, asked, every):
         noisy_gradients(model.parameters())
         optimizer.step()
         if asked(t):
-            named.reading(), total.reading()
+            named.reading()
+            total.reading()
     return named.parameter_readings(), total.reading()
 
 

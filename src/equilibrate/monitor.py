@@ -395,7 +395,8 @@ class Monitor:
                 "call monitor.reset()",
                 stacklevel=3,
             )
-        if any([probe.had_hidden_edit() for probe in self._probes]):
+        edited = [probe.had_hidden_edit() for probe in self._probes]  # each forgets it thereby
+        if any(edited):
             warnings.warn(
                 "the parameters were changed between two optimizer steps without PyTorch noticing, "
                 "through `.data` or a shared memory, so that readings count these changes as "

@@ -500,7 +500,7 @@ def _if_moving(lr: Scalar, coefficients: tuple[Scalar, ...]) -> tuple[Scalar, ..
 
 
 def _times(coefficient: Tensor, value: Tensor) -> Tensor:
-    """Return the product, zero where the coefficient is: a NaN in an unused column has no effect."""
+    """Return the product, zero where the coefficient is: a NaN that is not used has no effect."""
     return torch.where(coefficient == 0, 0.0, coefficient * value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ class Window:
         self, columns: int, device: torch.device | str | None = None, capacity: int = CAPACITY
     ) -> None:
         self._rows = torch.zeros(capacity, columns, dtype=torch.float64, device=device)
-        self._lengths: list[int] = []
+        self._lengths = array("q")
         self._dropped = 0
 
     @property
@@ -48,7 +49,7 @@ class Window:
             stored = len(self._lengths)
             taken = min(len(lengths), len(self._rows) - stored)
             self._rows[stored : stored + taken] = rows[:taken]
-            self._lengths += lengths[:taken]
+            self._lengths.extend(lengths[:taken])
             rows, lengths = rows[taken:], lengths[taken:]
 
     def rows(self, *, counted: int | None = None, sampled: int | None = None) -> Tensor:
@@ -63,24 +64,25 @@ class Window:
         stored = self._rows[: len(self._lengths)]
         if not len(stored):
             return stored
-        lengths = self._lengths if counted is None else stored[:, counted].tolist()
-        sizes = np.asarray(lengths, dtype=np.float64)
+        sizes = np.frombuffer(self._lengths, dtype=np.int64)
+        if counted is not None:
+            sizes = stored[:, counted].cpu().numpy()
         ends = self._dropped + np.cumsum(sizes)
         starts = ends - sizes
         first = int(np.abs(starts - ends[-1] // 2).argmin())
-        if sampled is not None:
-            used = np.flatnonzero(stored[:, sampled].tolist())
-            first = min(first, int(used[-1])) if len(used) else first
+        if sampled is not None and not stored[first:, sampled].any():
+            used = np.flatnonzero(stored[:, sampled].cpu().numpy())
+            first = int(used[-1]) if len(used) else first
         return stored[first:]
 
     def reset(self) -> None:
         """Remove all rows."""
-        self._lengths, self._dropped = [], 0
+        self._lengths, self._dropped = array("q"), 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, in tensors whose shapes do not depend on the number of steps."""
         lengths = torch.zeros(len(self._rows), dtype=torch.int64)
-        lengths[: len(self._lengths)] = torch.tensor(self._lengths, dtype=torch.int64)
+        lengths[: len(self._lengths)] = torch.tensor(self._lengths.tolist(), dtype=torch.int64)
         rows = self._rows.clone()
         rows[len(self._lengths) :] = 0
         return {"rows": rows, "lengths": lengths, "dropped": torch.tensor(self._dropped)}
@@ -88,7 +90,7 @@ class Window:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
         self._rows.copy_(state["rows"])
-        self._lengths = [length for length in state["lengths"].tolist() if length]
+        self._lengths = array("q", (length for length in state["lengths"].tolist() if length))
         self._dropped = int(state["dropped"])
 
     def _make_room(self) -> None:
@@ -105,7 +107,7 @@ class Window:
         rows = torch.segment_reduce(rows, "sum", lengths=sizes, axis=0, unsafe=True)
         self._rows[: len(members)] = rows
         grouped = iter(lengths)
-        self._lengths = [sum(itertools.islice(grouped, size)) for size in members]
+        self._lengths = array("q", (sum(itertools.islice(grouped, size)) for size in members))
 
 
 def _group(lengths: Sequence[int], longest: int) -> list[int]:
