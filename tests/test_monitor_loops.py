@@ -215,7 +215,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return self.optimizer.param_groups
 
     @param_groups.setter
-    def param_groups(self, groups):
+    def param_groups(self, groups):  # pyright: ignore[reportIncompatibleVariableOverride]
         self.optimizer.param_groups = groups
 
     @property

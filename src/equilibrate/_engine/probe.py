@@ -21,11 +21,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equilibrate._engine.coefficients import (
+    host_to,
+    over_an_interval,
+    over_one_step,
+    stack,
+    times,
+)
 from equilibrate._engine.sharding import Layout, local, same_layout
 from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
 from equilibrate._engine.updates import Scalar, Update, settings_key, update_of
 from equilibrate._engine.window import Window
-from equilibrate.observables import fdr1_coefficient
 
 _BLOCK = 64
 """Measurements between which sums are worked out together, in a few operations."""
@@ -264,7 +270,7 @@ class Probe:
         """Measure where the parameters are now, so that the steps so far make up an interval."""
         assert self._update is not None
         self._write(self._update)
-        coefficients = _over_an_interval(self._update, self._begun)
+        coefficients = over_an_interval(self._update, self._begun)
         self._note(_Entry(self._open or 0, False, coefficients, None, self._skips(None)))
         self._open = 0
 
@@ -333,12 +339,12 @@ class Probe:
         if found is not None and update.source != "buffer":
             slot[:, ALONG:].masked_fill_(_on(found, slot) > 0, 0.0)  # an infinite gradient
         if self._open == 1:
-            coefficients = _over_one_step(update, fresh=self._fresh)
+            coefficients = over_one_step(update, fresh=self._fresh)
             if found is not None:  # a step that was skipped counts nothing
                 kept = (_on(found, slot) == 0).double()
                 coefficients = tuple(c * kept for c in coefficients)
         else:
-            coefficients = _over_an_interval(update, begun)
+            coefficients = over_an_interval(update, begun)
         self._note(_Entry(self._open, True, coefficients, moving, self._skips(found)))
         self._open, self._begun, self._fresh = 0, update, False
 
@@ -374,7 +380,7 @@ class Probe:
         if update.source == "difference":
             return None
         moving = [p.grad is not None for p in self.params]
-        return None if all(moving) else _host_to(self._ring, [float(m) for m in moving])
+        return None if all(moving) else host_to(self._ring, [float(m) for m in moving])
 
     def _buffers(self) -> list[Tensor | None]:
         states = [self._optimizer.state.get(p, {}) for p in self.params]
@@ -434,23 +440,23 @@ class Probe:
         entries = self._entries
         ring = self._ring[: len(entries) + 1]
         now, before = ring[1:], ring[:-1]
-        c = _stack(ring, [entry.coefficients for entry in entries])
+        c = stack(ring, [entry.coefficients for entry in entries])
         along, earlier, drift, square, right = (column[:, None] for column in c.unbind(1))
         difference = (
-            _times(along, now[..., ALONG])
-            + _times(earlier, before[..., ALONG])
-            + _times(drift, now[..., NORM] - before[..., NORM])
-            + _times(square, now[..., SQUARE])
+            times(along, now[..., ALONG])
+            + times(earlier, before[..., ALONG])
+            + times(drift, now[..., NORM] - before[..., NORM])
+            + times(square, now[..., SQUARE])
         )
-        sampled = _times(right, now[..., SQUARE])
+        sampled = times(right, now[..., SQUARE])
         if any(entry.moving is not None for entry in entries):
             ones = torch.ones_like(sampled[0])
             moving = torch.stack([ones if e.moving is None else e.moving for e in entries])
             sampled = sampled * moving
-            alone = _host_to(ring, [float(e.steps == 1) for e in entries])[:, None]
+            alone = host_to(ring, [float(e.steps == 1) for e in entries])[:, None]
             difference = difference * torch.where(alone > 0, moving, 1.0)
-        steps = _host_to(ring, [float(entry.steps) for entry in entries])
-        weights = _host_to(ring, [float(entry.steps * entry.sampled) for entry in entries])
+        steps = host_to(ring, [float(entry.steps) for entry in entries])
+        weights = host_to(ring, [float(entry.steps * entry.sampled) for entry in entries])
         if any(entry.skips is not None for entry in entries):
             steps, weights = self._without_skips(steps, weights)
         if not self.each:
@@ -470,88 +476,8 @@ class Probe:
         return steps, torch.where(last > 0, 0.0, torch.where(weights > 0, steps, 0.0))
 
 
-def _over_one_step(update: Update, *, fresh: bool) -> tuple[Scalar, ...]:
-    """Coefficients for a single step, of θ′·d, of θ·b before it, and of d²."""
-    lr, mu, scale = update.lr, update.momentum, _scale(update)
-    keep = 1 - update.dampening
-    right = fdr1_coefficient(lr, mu, update.dampening) * scale**2
-    if fresh:  # the first step is undampened: L = θ·b′ = θ′·b′ + ηb′²
-        return _if_moving(lr, (1.0, 0.0, 0.0, lr - right, right))
-    square = (1 - mu) / 2 * lr * scale**2 / keep
-    return _if_moving(lr, (scale / keep, -mu / keep, 0.0, square, right))
-
-
-def _over_an_interval(update: Update, begun: Update | None = None) -> tuple[Scalar, ...]:
-    """Coefficients for an interval, of θ·b at both ends and of the difference of norms."""
-    lr, mu, keep = update.lr, update.momentum, 1 - update.dampening
-    if begun is not None and not isinstance(lr, Tensor) and not isinstance(begun.lr, Tensor):
-        lr = (lr + begun.lr) / 2
-    right = fdr1_coefficient(update.lr, mu, update.dampening) * _scale(update) ** 2
-    along = mu / keep if mu else 0.0
-    drift = -(1 - mu) / (2 * keep) * _inverse(lr)
-    return _if_moving(lr, (along, -along, drift, 0.0, right))
-
-
-def _if_moving(lr: Scalar, coefficients: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    """Return the coefficients, or zeros for η = 0, at which nothing moves and FDR1 says nothing."""
-    if isinstance(lr, Tensor):
-        return tuple(torch.where(lr == 0, 0.0, c) for c in coefficients)
-    return coefficients if lr else (0.0,) * len(coefficients)
-
-
-def _times(coefficient: Tensor, value: Tensor) -> Tensor:
-    """Return the product, zero where the coefficient is: a NaN that is not used has no effect."""
-    return torch.where(coefficient == 0, 0.0, coefficient * value)
-
-
 def _as_numbers(update: Update) -> dict[str, Any]:
     return asdict(replace(update, lr=float(update.lr)))
-
-
-def _scale(update: Update) -> Scalar:
-    """What turns the measured direction into d: a difference θ − θ′ is ηd."""
-    return _inverse(update.lr) if update.source == "difference" else 1.0
-
-
-def _inverse(lr: Scalar) -> Scalar:
-    """1/η; 0 for η = 0, at which nothing moves."""
-    if isinstance(lr, Tensor):
-        return torch.where(lr == 0, 0.0, 1 / lr)
-    return 1 / lr if lr else 0.0
-
-
-def _stack(like: Tensor, rows: Sequence[Sequence[Scalar]]) -> Tensor:
-    """Return the numbers as a float64 tensor, of which some may be tensors on the device.
-
-    All others are sent there together, since sending one by one would wait for it.
-    """
-    on_device = {
-        (i, j): value
-        for i, row in enumerate(rows)
-        for j, value in enumerate(row)
-        if isinstance(value, Tensor) and value.device == like.device
-    }
-    sent = _host_to(
-        like,
-        [
-            [0.0 if (i, j) in on_device else float(value) for j, value in enumerate(row)]
-            for i, row in enumerate(rows)
-        ],
-    )
-    if not on_device:
-        return sent
-    cells = [
-        on_device.get((i, j), cell)
-        for i, row in enumerate(sent.unbind(0))
-        for j, cell in enumerate(row.unbind(0))
-    ]
-    return torch.stack(cells).view(sent.shape)
-
-
-def _host_to(like: Tensor, values: Any) -> Tensor:
-    """Send numbers to the device of `like` without waiting for it."""
-    host = torch.tensor(values, dtype=torch.float64)
-    return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host
 
 
 def _on(found: Tensor, like: Tensor) -> Tensor:
