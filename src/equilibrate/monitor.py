@@ -19,6 +19,7 @@ from equilibrate._engine.sharding import Layout, layout_of, local
 from equilibrate._engine.updates import learning_rate
 from equilibrate.relations import Reading
 
+_NO_GRAD = torch.no_grad()
 NamedParameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
@@ -264,7 +265,7 @@ class Monitor:
         """Return whether a hook is to do its work: not inside a capture or an explicit block."""
         if self._explicit or torch.compiler.is_compiling():
             return False
-        return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        return not (self._on_gpu and torch.cuda.is_current_stream_capturing())
 
     def _before(self) -> None:
         optimizer = self._optimizer
@@ -274,12 +275,12 @@ class Monitor:
         self._measured = upcoming == 1 or upcoming % self.every == 0
         if self._measured and not self._up_to_date():
             self._lay_out()
-        with torch.no_grad():
+        with _NO_GRAD:
             for probe in self._probes:
                 probe.before(measured=self._measured)
 
     def _after(self) -> None:
-        with torch.no_grad():
+        with _NO_GRAD:
             for probe in self._probes:
                 probe.after(measured=self._measured)
         if self._measured:
@@ -309,13 +310,17 @@ class Monitor:
             for (group, _, _, layout), params in buckets.items()
         ]
         self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
-        self._places = [(id(p), local(p).device) for probe in self._probes for p in probe.params]
+        self._held = self._places()
+        self._on_gpu = any(probe.device.type == "cuda" for probe in self._probes)
+
+    def _places(self) -> list[Any]:
+        """Return which parameters the optimizer holds, and where each bucket of them lies."""
+        groups = self._optimizer.param_groups
+        held: list[Any] = [list(map(id, group["params"])) for group in groups]
+        return held + [local(probe.params[0]).device for probe in self._probes]
 
     def _up_to_date(self) -> bool:
-        """Return whether the optimizer still holds the same parameters in the same places."""
-        held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
-        places = [(id(p), local(p).device) for probe in self._probes for p in probe.params]
-        return places == self._places and held == {place[0] for place in places}
+        return self._places() == self._held
 
     def _update_layout(self) -> None:
         sizes = [len(group["params"]) for group in self._optimizer.param_groups]

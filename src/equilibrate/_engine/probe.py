@@ -13,22 +13,21 @@ single step the same number follows from θ′·d and d² alone, without a diffe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equilibrate._engine.edits import EditWatch
 from equilibrate._engine.sharding import Layout, local, same_layout
 from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
-from equilibrate._engine.updates import Scalar, Update, settings_key, update_of
+from equilibrate._engine.updates import Scalar, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
 from equilibrate.observables import fdr1_coefficient
 
 _BLOCK = 64
 """Measurements between which sums are worked out together, in a few operations."""
-_version = attrgetter("_version")
 
 
 class _Entry(NamedTuple):
@@ -75,7 +74,7 @@ class Probe:
         self.each = each
         self._thinned = thinned
         parts = self._local(self.params)
-        device = parts[0].device
+        self.device = device = parts[0].device
         self._dtype = parts[0].dtype
         self._sums = choose(parts)
         self._series = len(self.params) if each else 1
@@ -95,26 +94,34 @@ class Probe:
         """The update of the step that is being measured."""
         self._fresh = False
         """Whether that step creates the momentum buffers."""
-        self._versions: int | None = None
-        """Sum of the parameters' version counters after the last step; None if not known."""
+        self._settings = settings_getter(optimizer.param_groups[group])
+        self._edits = EditWatch()
+        self._checked = False
+        """Whether the parameters were checked for edits before the step."""
+        self._states: tuple[Any, list[dict[str, Any]]] | None = None
         self._skipped: Tensor | None = None
         self._skips_settled: Tensor | None = None
 
     def before(self, *, measured: bool) -> None:
         """Prepare for a step: notice changed settings and parameters, and copy what is needed."""
         group = self._optimizer.param_groups[self.group]
-        key = settings_key(group)
-        if key != self._key:
+        key = self._settings(group)
+        changed = key != self._key
+        self._checked = measured or changed or self._edits.every_step
+        if not self._checked:
+            return
+        params = self._local(self.params)
+        if self._edits.is_edited(params):
+            self._open = None
+        if changed:
             self._key = key
             self._change(update_of(self._optimizer, group, self._dtype))
-        if self._versions not in (None, self._version_sum()):
-            self._open = None  # somebody else has moved the parameters
         if measured:
             self._measured = self._source()
             if self._open is None:
                 self._begin(self._measured)
             if self._measured.source == "difference":
-                self._sums.save(self._local(self.params))
+                self._sums.save(params)
 
     def after(self, *, measured: bool) -> None:
         """Note a step, and measure it if asked to."""
@@ -125,7 +132,10 @@ class Probe:
             self._open += 1
         if measured:
             self._measure(found)
-        self._versions = self._version_sum()
+        if self._checked:
+            self._edits.step(self._local(self.params))
+        else:
+            self._edits.pass_over()
 
     def restart(self) -> None:
         """Begin a new window at the next step."""
@@ -197,9 +207,9 @@ class Probe:
         self._ring[0] = state["begun"].to(self._ring.device) * share
         self._open = None if state["open"] < 0 else state["open"]
         group = self._optimizer.param_groups[self.group]
-        self._key = settings_key(group)
+        self._key = self._settings(group)
         self._update = self._begun = update_of(self._optimizer, group, self._dtype)
-        self._versions = None
+        self._edits.forget()
         if state["skipped"]:
             self._skipped = _host_to(self._ring, float(state["skipped"]))
             self._skips_settled = self._skipped.clone()
@@ -310,12 +320,14 @@ class Probe:
         return None if all(moving) else _host_to(self._ring, [float(m) for m in moving])
 
     def _buffers(self) -> list[Tensor | None]:
-        states = [self._optimizer.state.get(p, {}) for p in self.params]
-        return [state.get("momentum_buffer") for state in states]
-
-    def _version_sum(self) -> int:
-        """Return a number that grows with every in-place change of a parameter."""
-        return sum(map(_version, self._local(self.params)))
+        # Looking a tensor up in the state takes long, so its entries are kept; a state that was
+        # loaded is a new object.
+        state = self._optimizer.state
+        if self._states is None or self._states[0] is not state:
+            if any(p not in state for p in self.params):
+                return [state.get(p, {}).get("momentum_buffer") for p in self.params]
+            self._states = state, [state[p] for p in self.params]
+        return [entry.get("momentum_buffer") for entry in self._states[1]]
 
     def _local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return [local(t) for t in tensors] if self.layout.groups else tensors

@@ -14,9 +14,10 @@ For any other optimizer d = (θ − θ′)/η needs a copy of θ.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -71,15 +72,19 @@ class Update:
         return all(abs(a - b) <= tolerance * abs(b) for a, b in pairs)
 
 
-def settings_key(group: Group) -> Hashable:
-    """Return a value that changes when a setting of the group changes.
+def settings_getter(group: Group) -> Callable[[Group], Hashable]:
+    """Return a function of a group whose value changes when one of its settings changes.
 
-    A learning rate tensor is changed in place, which its version counter shows.
+    It is called at every step, so it is one call of C code unless the learning rate is a tensor,
+    which is changed in place and shows that in its version counter.
     """
-    lr = group.get("lr")
-    if isinstance(lr, Tensor):
-        return (id(lr), lr._version, *(group.get(name) for name in _SETTINGS[1:]))
-    return tuple(group.get(name) for name in _SETTINGS)
+    names = [name for name in _SETTINGS if name in group]
+    if not names:
+        return lambda group: ()
+    getter = itemgetter(*names)
+    if not isinstance(group.get("lr"), Tensor):
+        return getter
+    return lambda group: (*getter({**group, "lr": id(group["lr"])}), group["lr"]._version)
 
 
 def update_of(optimizer: Optimizer, group: Group, dtype: torch.dtype) -> Update:
