@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equilibrate.estimates import Estimate
 from equilibrate.paper.analysis import findings
 from equilibrate.paper.analysis.bounds import Agreement, Bound, Interval, SamplingErrors
 from equilibrate.paper.analysis.findings import COMPARISONS
@@ -30,20 +29,21 @@ class Short:
     scale: float = 100.0
     """Factor by which the measured number is multiplied: 100 for per cent."""
 
-    def describe(self, measured: Estimate) -> str:
+    def describe(self, measured: float, margin: float | None) -> str:
         """Describe a measured value in a few words.
 
-        >>> Short("the sides meet", "{} % apart").describe(Estimate(0.01, 0.001))
+        >>> Short("the sides meet", "{} % apart").describe(0.01, 0.002)
         '1.00 ± 0.20 % apart'
 
         Args:
             measured: The value.
+            margin: Half the width of its confidence interval, or None.
 
         Returns:
             The text.
         """
-        scaled = measured.scaled(self.scale)
-        return self.measured.format(format_number(scaled.value, scaled.margin))
+        scaled = None if margin is None else self.scale * margin
+        return self.measured.format(format_number(self.scale * measured, scaled))
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _beyond(task: str, precisions: Sequence[str]) -> list[Claim]:
         Claim(
             f"unbiased-meet-{task}",
             f"3{letter}",
-            "{title}: L̄ and R̄ agree at every η with independent batches, too.",
+            "{title}: L̄ and R̄ agree at every η with independent batches too.",
             (f"{task}-unbiased",),
             findings.residuals,
             _RESIDUAL,

@@ -63,15 +63,17 @@ def _judge(claim: Claim, results: Results) -> JudgedClaim:
     own = [results[name] for name in claim.runs if name in results and len(results[name].epoch)]
     paper_task = PROFILES["paper"].runs[claim.runs[0]].task
     task = own[0].run.task if own else paper_task
-    measured, verdict, remark = _verdict(claim, own)
+    estimate, verdict, remark = _verdict(claim, own)
+    measured = None if estimate is None else _rounded(estimate.value)
+    margin = None if estimate is None else _rounded(estimate.margin)
     return JudgedClaim(
         id=claim.id,
         figure=claim.figure,
         task=paper_task.name,
         # A general claim is about the task at hand, any other about the paper's own.
         statement=claim.statement_for(task if claim.general else paper_task),
-        measured=None if measured is None else _rounded(measured.value),
-        margin=None if measured is None else _rounded(measured.margin),
+        measured=measured,
+        margin=margin,
         bound=claim.bound_for(task),
         why=claim.why_for(task),
         verdict=verdict,
@@ -79,7 +81,9 @@ def _judge(claim: Claim, results: Results) -> JudgedClaim:
         ours=claim.ours,
         short="" if claim.short is None else claim.short.text,
         short_measured=(
-            "" if claim.short is None or measured is None else claim.short.describe(measured)
+            ""
+            if claim.short is None or measured is None
+            else claim.short.describe(measured, margin)
         ),
     )
 
