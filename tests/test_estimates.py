@@ -1,4 +1,4 @@
-"""Estimates compared with scipy and with naive code, and how often their intervals cover the truth."""
+"""Estimates compared with scipy and naive code, and how often their intervals cover the truth."""
 
 import math
 

@@ -147,7 +147,7 @@ class Estimate:
         return self._combined(other, quotient, 1 / abs(other.value), quotient / abs(other.value))
 
     def _combined(self, other: Estimate, value: float, own: float, others: float) -> Estimate:
-        """A function of two independent estimates with these derivatives."""
+        """Return the estimate of a function of both with these derivatives."""
         return Estimate(
             value,
             math.hypot(own * self.stderr, others * other.stderr),
@@ -184,15 +184,13 @@ def mean(samples: Tensor, *, independent: bool = False, confidence: float = 0.95
     (True, '20 batches of 50 steps')
 
     Args:
-        samples: One run of shape (steps,), or several of shape (steps, runs).
+        samples: One run of shape (steps,), or several of shape (steps, runs). Other shapes, and
+            empty tensors, raise a `ValueError`.
         independent: Whether the steps of one run are independent samples.
         confidence: Confidence level of the interval.
 
     Returns:
         The estimate of the mean.
-
-    Raises:
-        ValueError: If `samples` is empty or has another shape.
     """
     return _estimate(samples, samples, samples.double().mean().item(), independent, confidence)
 
@@ -224,7 +222,7 @@ def ratio(
         The estimate of ā/b̄.
 
     Raises:
-        ValueError: If the shapes differ, or `mean` does not accept them.
+        ValueError: If the shapes differ.
     """
     if numerator.shape != denominator.shape:
         raise ValueError(
@@ -240,7 +238,11 @@ def ratio(
 def _estimate(
     samples: Tensor, deviations: Tensor, value: float, independent: bool, confidence: float
 ) -> Estimate:
-    """An estimate whose error is that of the mean of `deviations`."""
+    """Return an estimate whose error is that of the mean of `deviations`.
+
+    Raises:
+        ValueError: If `samples` is empty or has more than two dimensions.
+    """
     if samples.ndim not in (1, 2) or samples.numel() == 0:
         raise ValueError(
             "samples must have shape (steps,) or (steps, runs) and at least one entry, got "
@@ -335,7 +337,7 @@ def student_quantile(confidence: float, dof: float) -> float:
 
 
 def _probability(angle: float, dof: int) -> float:
-    """P(|T| < √n tan φ) for n = `dof`."""
+    """Return P(|T| < √n tan φ) for n = `dof`."""
     odd = dof % 2
     square = math.cos(angle) ** 2
     term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)

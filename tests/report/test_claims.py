@@ -32,7 +32,9 @@ def test_saved_claims_are_loaded_again(tmp_path):
 
 
 def test_a_group_counts_its_verdicts():
-    group = ClaimGroup("All", [CLAIM, changed(verdict="undecided"), changed(verdict="fails"), CLAIM])
+    group = ClaimGroup(
+        "All", [CLAIM, changed(verdict="undecided"), changed(verdict="fails"), CLAIM]
+    )
     assert list(group.counts.items()) == [("fails", 1), ("holds", 2), ("undecided", 1)]
 
 

@@ -63,7 +63,8 @@ class ClaimGroup:
     @property
     def counts(self) -> dict[Verdict, int]:
         """Number of claims with each verdict that occurs, by verdict in alphabetical order."""
-        return dict(sorted(Counter(claim.verdict for claim in self.claims).items()))
+        counts: Counter[Verdict] = Counter(claim.verdict for claim in self.claims)
+        return dict(sorted(counts.items()))
 
 
 def save(claims: Sequence[JudgedClaim], path: Path | str) -> None:

@@ -94,7 +94,7 @@ def _column(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
-    """Replace None by nan, which leaves a gap in a curve."""
+    """Return the values with None replaced by nan, which leaves a gap in a curve."""
     return [math.nan if value is None else value for value in values]
 
 

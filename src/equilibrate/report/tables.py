@@ -27,12 +27,12 @@ class Table:
 
 
 def to_markdown(tables: Iterable[Table]) -> str:
-    """Write tables in Markdown, each below its heading.
+    r"""Write tables in Markdown, each below its heading.
 
     >>> print(to_markdown([Table("Size", ("what", "|x|"), [("a", "1")])]))
     ### Size
     <BLANKLINE>
-    | what | \\|x\\| |
+    | what | \|x\| |
     | --- | --- |
     | a | 1 |
     <BLANKLINE>

@@ -13,6 +13,8 @@ from equilibrate.paper.analysis.verdicts import grouped, judge
 from equilibrate.paper.protocol.profiles import PROFILES, profile
 
 PAPER = PROFILES["paper"].runs
+
+
 def noise(seed: int, size: float) -> float:
     """A deterministic variation between seeds, with mean zero over four of them."""
     return size * (seed % 4 - 1.5)
@@ -63,7 +65,9 @@ def test_groups_show_the_claims_about_some_panels():
     assert (len(paper.claims), len(ours.claims)) == (19, 12)
     (group,) = grouped(judge({}), ["S2c"])
     assert [claim.id for claim in group.claims] == ["eager-faster-cnn", "eager-ends-lower-cnn"]
-    assert {claim.figure for group in grouped(judge({}), ["3a"]) for claim in group.claims} == {"3a"}
+    assert {claim.figure for group in grouped(judge({}), ["3a"]) for claim in group.claims} == {
+        "3a"
+    }
     assert grouped(judge({}), []) == []
 
 
@@ -263,7 +267,7 @@ def test_grid_is_compared_with_the_sampling_error(tmp_path, worst, seeds, verdic
     [(0.0, 0.01, "holds"), (0.1, 0.01, "fails"), (0.0, 0.5, "undecided")],
 )
 def test_precision_without_effect(tmp_path, shift, spread, verdict):
-    """Only half precision is shifted. The residual varies by a twentieth of the variation of O_FB."""
+    """Only half precision is shifted. The residual varies 20 times less than O_FB."""
 
     def columns(kind):
         moved = shift if kind == "fp16" else 0.0
@@ -362,7 +366,9 @@ def test_the_bound_states_the_number_of_test_images_in_use(tmp_path, profile_nam
         columns = {"test_accuracy": lambda time, lr, arm, seed, a=accuracy: a[arm]}
         write(run, tmp_path, columns, profile=profile_name)
         claim = verdicts(tmp_path)["adaptive-like-preset-mlp"]
-        assert re.findall(r"\d{3,}", claim.bound) == re.findall(r"\d{3,}", claim.why) == [f"{images}"]
+        assert (
+            re.findall(r"\d{3,}", claim.bound) == re.findall(r"\d{3,}", claim.why) == [f"{images}"]
+        )
         tested = decided if profile_name == "paper" else "not tested at this scale"
         assert claim.verdict == tested
 

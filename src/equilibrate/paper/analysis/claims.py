@@ -106,7 +106,7 @@ _UNBIASED = "The paper's claim without the bias from reshuffling, with the same 
 
 
 def _about(task: str) -> list[Claim]:
-    """The claims that the paper makes about both tasks."""
+    """Return the claims that the paper makes about both tasks."""
     letter = {"mlp": "a", "cnn": "b"}[task]
     schedules, amsgrad, adam = f"{task}-schedules", f"{task}-amsgrad", f"{task}-adam"
     return [
@@ -198,7 +198,7 @@ def _about(task: str) -> list[Claim]:
 
 
 def _beyond(task: str, precisions: Sequence[str]) -> list[Claim]:
-    """Our own claims about both tasks."""
+    """Return our own claims about both tasks."""
     letter = {"mlp": "a", "cnn": "b"}[task]
     compared = tuple(f"{task}-{precision}" for precision in precisions)
     return [

@@ -92,7 +92,7 @@ def relaxation_times(phase: Phase) -> Array:
 
 
 def _settling_times(time: Array, settled: NDArray[np.bool_]) -> Array:
-    """The first time from which a column of `settled` stays true; nan if it ends false."""
+    """Return the time from which each column of `settled` stays true; nan if it ends false."""
     staying = np.cumprod(settled[::-1], axis=0)[::-1].astype(bool)
     return np.where(staying[-1], time[np.argmax(staying, axis=0)], np.nan)
 

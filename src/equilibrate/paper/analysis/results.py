@@ -209,13 +209,15 @@ def load(folder: Path | str) -> dict[str, Result]:
 
 
 def _joined(name: str, parts: list[Result]) -> Result:
-    """The longest parts as one run with all their seeds."""
+    """Return the longest parts as one run with all their seeds.
+
+    Raises:
+        RecordError: If parts have common seeds or differ in anything else.
+    """
     longest = max(parts, key=lambda part: len(part.epoch))
     kept = [part for part in parts if np.array_equal(part.epoch, longest.epoch)]
     seeds = [set(part.run.seeds) for part in kept]
-    kept = [
-        part for part, own in zip(kept, seeds, strict=True) if not any(own < s for s in seeds)
-    ]
+    kept = [part for part, own in zip(kept, seeds, strict=True) if not any(own < s for s in seeds)]
     kept.sort(key=lambda part: part.run.seeds)
     first = kept[0]
     all_seeds = [seed for part in kept for seed in part.run.seeds]
@@ -230,7 +232,7 @@ def _joined(name: str, parts: list[Result]) -> Result:
 
 
 def _joined_rows(run: Run, parts: list[Result]) -> tuple[Mapping[str, Any], ...]:
-    """Rows in which each list has one entry for each replica of the joined run."""
+    """Return rows in which each list has one entry for each replica of the joined run."""
     if len(parts) == 1:
         return parts[0].rows
     order = [replica for part in parts for replica in part.run.replicas]

@@ -35,7 +35,9 @@ def judge(results: Results) -> list[JudgedClaim]:
     return [_judge(claim, results) for claim in ordered]
 
 
-def grouped(claims: Sequence[JudgedClaim], panels: Collection[str] | None = None) -> list[ClaimGroup]:
+def grouped(
+    claims: Sequence[JudgedClaim], panels: Collection[str] | None = None
+) -> list[ClaimGroup]:
     """Group claims for display: those of the paper, and ours.
 
     Args:
@@ -89,7 +91,7 @@ def _judge(claim: Claim, results: Results) -> JudgedClaim:
 
 
 def _verdict(claim: Claim, own: Sequence[Result]) -> tuple[Estimate | None, Verdict, str]:
-    """What was measured, the verdict, and a remark."""
+    """Return what was measured, the verdict, and a remark."""
     if len(own) < len(claim.runs):
         missing = set(claim.runs) - {result.run.name for result in own}
         return None, _UNTESTED, f"not run: {', '.join(sorted(missing))}"
@@ -114,13 +116,11 @@ def _verdict(claim: Claim, own: Sequence[Result]) -> tuple[Estimate | None, Verd
 
 
 def _decisive(candidates: Sequence[Estimate], bound: Bound, own: Sequence[Result]) -> Estimate:
-    """The estimate that violates the bound most clearly or, if none does, comes nearest to it."""
+    """Return the estimate that violates the bound most clearly, or else comes nearest to it."""
     violating = [e for e in candidates if bound.decide(e, own) is False]
     if violating:
         return max(violating, key=lambda e: abs(e.value) - e.margin)
-    return max(
-        candidates, key=lambda e: abs(e.value) + (0.0 if math.isnan(e.margin) else e.margin)
-    )
+    return max(candidates, key=lambda e: abs(e.value) + (0.0 if math.isnan(e.margin) else e.margin))
 
 
 def _rounded(value: float) -> float | None:

@@ -300,12 +300,12 @@ _INSETS: tuple[_Box, ...] = ((0.14, 0.55, 0.42, 0.4), (0.49, 0.13, 0.31, 0.38))
 
 
 def _place(axes: Axes, series: Sequence[_Series]) -> _Box | None:
-    """A place for an inset that hides no point: top left, bottom right, or None."""
+    """Return a place for an inset that hides no point: top left, bottom right, or None."""
     return next((box for box in _INSETS if not any(_hides(box, axes, s) for s in series)), None)
 
 
 def _hides(box: _Box, axes: Axes, one: _Series) -> bool:
-    """Whether an inset with its labels would hide points or their intervals."""
+    """Return whether an inset with its labels would hide points or their intervals."""
     (_, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     x, low, high = one.lrs / right, *((y - bottom) / (top - bottom) for y in (one.low, one.high))
     outside = (x < box[0] - 0.06) | (x > box[0] + box[2] + 0.03)
@@ -313,7 +313,7 @@ def _hides(box: _Box, axes: Axes, one: _Series) -> bool:
 
 
 def _zoom(lrs: Array) -> float:
-    """The largest learning rate in the inset, which shows the smaller half of them."""
+    """Return the largest learning rate in the inset, which shows the smaller half of them."""
     return float(np.sort(lrs)[(len(lrs) - 1) // 2])
 
 

@@ -99,7 +99,7 @@ def _protocol_table(found: Sequence[Result]) -> Table:
 
 
 def _schedules(schedules: Sequence[protocols.Schedule]) -> str:
-    """All schedules, or the axes of a complete grid of adaptive ones.
+    """Return all schedules, or the axes of a complete grid of adaptive ones.
 
     >>> grid = [protocols.Adaptive(0.1, 400, x, y) for x in (0.01, 0.1) for y in (0.1, 0.3, 0.5)]
     >>> _schedules(grid)
@@ -122,7 +122,7 @@ def _describe(schedule: protocols.Schedule) -> str:
 
 
 def _environment_table(found: Sequence[Result]) -> Table:
-    """Where the runs were made, with all values that differ between them."""
+    """Return where the runs were made, with all values that differ between them."""
     environments = [{**result.environment, "device": result.device} for result in found]
     rows = []
     for key in dict.fromkeys(key for environment in environments for key in environment):

@@ -106,12 +106,12 @@ def _heading(text: str, *results: Result) -> str:
 
 
 def _over_seeds(values: Array) -> str:
-    """Mean and 95 % interval over seeds."""
+    """Return the mean and 95 % interval over seeds."""
     return format_estimate(mean_over_seeds(values))
 
 
 def _percent(values: Array) -> str:
-    """Mean ± standard deviation over seeds of numbers in [0, 1]."""
+    """Return mean ± standard deviation over seeds of numbers in [0, 1]."""
     spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
     return f"{100 * values.mean():.2f}{spread}"
 
@@ -181,7 +181,7 @@ _BATCHES = {"sequence": "reshuffled", "unbiased": "independent"}
 
 
 def _value(phase: Phase | None) -> Estimate:
-    """O_FB at the end of a phase; nan without one."""
+    """Return O_FB at the end of a phase; nan without one."""
     return mean_over_seeds(np.array([]) if phase is None else phase.last("landscape"))
 
 
@@ -269,7 +269,7 @@ def _difference(single: Phase | None, phase: Phase, quantity: findings.Quantity)
 
 
 def _speed(timings: Iterable[Timing]) -> Table:
-    """The speed of each run in the order of the protocol, and the total times."""
+    """Return the speed of each run in the order of the protocol, and the total times."""
     order = [*PROFILES["paper"].runs]
     whole = {timing: whole_name(timing.run) for timing in timings}
     made = sorted(whole, key=lambda t: (order.index(whole[t]), t.run))
@@ -296,7 +296,7 @@ def _speed(timings: Iterable[Timing]) -> Table:
 
 
 def _abbreviated(commit: str | None) -> str:
-    """The abbreviated hash of a commit; + marks uncommitted changes.
+    """Return the abbreviated hash of a commit; + marks uncommitted changes.
 
     >>> _abbreviated("a7f4e8912ab4c5d6e7f8091a2b3c4d5e6f708192+")
     'a7f4e89+'
@@ -305,7 +305,7 @@ def _abbreviated(commit: str | None) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """A duration in minutes and seconds.
+    """Return a duration in minutes and seconds.
 
     >>> [_clock(s) for s in (4.26, 59.97, 347.0)]
     ['4.3 s', '1 min 0 s', '5 min 47 s']
