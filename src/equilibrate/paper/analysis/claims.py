@@ -25,7 +25,7 @@ class Short:
     text: str
     """What is claimed."""
     measured: str
-    """What was measured; {} stands for the number."""
+    """What was measured, with {} for the number."""
     scale: float = 100.0
     """Factor by which the measured number is multiplied: 100 for per cent."""
 
@@ -55,7 +55,7 @@ class Claim:
     figure: str
     """Figure, or panel of a figure, that shows it."""
     statement: str
-    """What is claimed; {title} stands for the title of the task."""
+    """What is claimed, with {title} for the title of the task."""
     runs: tuple[str, ...]
     """Runs from which it is measured."""
     measure: findings.Finding
@@ -65,7 +65,7 @@ class Claim:
     bound: Bound
     """Bound on the measured values."""
     why: str
-    """Reason for the bound; {images} stands for the number of test images."""
+    """Reason for the bound, with {images} for the number of test images."""
     where: str = ""
     """Where `quantity` is measured, if the text of the bound has to say so."""
     short: Short | None = None

@@ -53,25 +53,25 @@ def draw(panel: str, results: Results) -> Figure:
     """
     if panel not in PANELS:
         raise ValueError(f"panel={panel!r} is unknown; choose from {', '.join(PANELS)}")
-    mine = [results[name] for name in PANELS[panel].runs]
-    mine += [results[name] for name in PANELS[panel].beside if name in results]
+    own = [results[name] for name in PANELS[panel].runs]
+    own += [results[name] for name in PANELS[panel].beside if name in results]
     kind = panel.rstrip("abcd")
     with matplotlib.rc_context(style.STYLE):
         if kind == "1":
-            figure = _initial(mine[0])
+            figure = _initial(own[0])
         elif kind == "2":
-            figure = _sequence(mine[0])
+            figure = _sequence(own[0])
         elif kind == "3":
-            figure = _landscape(mine)
+            figure = _landscape(own)
         elif kind == "4":
-            figure = _schedules(mine, ("preset", "adaptive", "amsgrad"), 0)
+            figure = _schedules(own, ("preset", "adaptive", "amsgrad"), 0)
         elif kind == "S1":
-            figure = _schedules(mine[::-1], ("amsgrad", "adam"), 0, rate=False)
+            figure = _schedules(own[::-1], ("amsgrad", "adam"), 0, rate=False)
         elif kind == "S2":
-            figure = _schedules(mine, ("preset", "eager", "amsgrad"), "abcd".index(panel[-1]))
+            figure = _schedules(own, ("preset", "eager", "amsgrad"), "abcd".index(panel[-1]))
         else:
-            figure = {"B1": beyond.grid, "B2": beyond.precision, "B3": beyond.times}[kind](mine)
-        _head(figure, panel, mine)
+            figure = {"B1": beyond.grid, "B2": beyond.precision, "B3": beyond.times}[kind](own)
+        _head(figure, panel, own)
     return figure
 
 
