@@ -171,10 +171,10 @@ def test_batch_means_of_the_difference_would_be_far_too_wide():
     relation = relations.fdr1()
     series = torch.stack([relation.left(s) - relation.right(s) for s in steps])
     honest = relation.measure(steps).difference
-    assert estimates.mean(series).error > 3 * honest.error
+    assert estimates.mean(series).stderr > 3 * honest.stderr
     assert isinstance(model, Quadratic)
     deviation = model.residual_deviation(len(steps)) * model.right
-    assert honest.error == pytest.approx(deviation, rel=0.15)
+    assert honest.stderr == pytest.approx(deviation, rel=0.15)
 
 
 def test_measure_equals_its_series_and_takes_replicas():
@@ -183,11 +183,11 @@ def test_measure_equals_its_series_and_takes_replicas():
     found = relations.fdr1().measure(steps)
     lefts = torch.stack([relations.fdr1().left(s) for s in steps])
     assert found.left.value == pytest.approx(lefts.mean().item(), rel=1e-12)
-    assert found.difference.error == pytest.approx(
+    assert found.difference.stderr == pytest.approx(
         (found_by_run(steps).std() / math.sqrt(5)).item(), rel=1e-9
     )
-    assert found.left.how == "5 runs of 300 steps"
-    assert found.difference.freedom == 4
+    assert found.left.method == "5 runs of 300 steps"
+    assert found.difference.dof == 4
 
 
 def found_by_run(steps) -> torch.Tensor:

@@ -122,9 +122,9 @@ class Relation:
 
         The snapshots are successive steps of a stationary run, or of several replicas on a leading
         axis. With a `potential` Φ the difference of one run is (Φ_0 − Φ_n)/n. Its error comes from
-        the spread of Φ (`estimates.of_drift`) and the left side's from those of the right side and
-        of the difference, since batch means see a telescoping sum as far too noisy. Everything
-        else is taken from batch means, or from the spread among replicas.
+        the spread of Φ (`estimates.telescoping_mean`) and the left side's from those of the right
+        side and of the difference, since batch means see a telescoping sum as far too noisy.
+        Everything else is taken from batch means, or from the spread among replicas.
         """
         rows: list[Tensor] = []
         levels: list[Tensor] = []
@@ -161,18 +161,23 @@ def measurement(left: Tensor, right: Tensor, potential: Tensor | None = None) ->
     """What `Relation.measure` makes of the recorded series, (steps,) or (steps, replicas).
 
     >>> phi = torch.randn(1001, generator=torch.Generator().manual_seed(0)).double()
-    >>> measurement(1 + phi[:-1] - phi[1:], torch.ones(1000), phi[:-1]).left.error < 0.002
+    >>> measurement(1 + phi[:-1] - phi[1:], torch.ones(1000), phi[:-1]).left.stderr < 0.002
     True
     """
     mean = estimates.mean(right)
     if potential is None or right[0].numel() > 1 or len(right) < 2:
         return Measurement(estimates.mean(left), mean, estimates.mean(left - right))
-    drift = estimates.of_drift((left - right).sum().item(), potential.reshape(-1))
-    value, error = mean.value + drift.value, math.hypot(mean.error, drift.error)
-    how = f"{mean.how} of the right side, and the {drift.how}"
-    # Welch–Satterthwaite, the drift's error being known well.
-    freedom = mean.freedom * (error / mean.error) ** 4 if mean.error > 0 else math.inf
-    return Measurement(Estimate(value, error, mean.count, how, freedom), mean, drift)
+    drift = estimates.telescoping_mean((left - right).sum().item(), potential.reshape(-1))
+    stderr = math.hypot(mean.stderr, drift.stderr)
+    sum_of_both = Estimate(
+        mean.value + drift.value,
+        stderr,
+        # Welch–Satterthwaite, with infinitely many degrees of freedom for the drift.
+        dof=mean.dof * (stderr / mean.stderr) ** 4 if mean.stderr > 0 else math.inf,
+        count=mean.count,
+        method=f"{mean.method} of the right side, and the {drift.method}",
+    )
+    return Measurement(sum_of_both, mean, drift)
 
 
 def master(observable: Callable[[Tensor], Tensor]) -> Relation:

@@ -163,13 +163,13 @@ def test_a_linear_network_is_read_as_counted_out(momentum, dampening, full_size)
         if reading is None:
             assert momentum > 0
             continue
-        assert abs(reading.value - left) < 4 * reading.error
-        assert reading.error < 0.2 * left
+        assert abs(reading.value - left) < 4 * reading.stderr
+        assert reading.stderr < 0.2 * left
     assert (found.successive is None) == (momentum > 0)
     assert found.epoch_ends is not None
     assert found.epoch_ends.count == 50
     assert found.epoch_ends.value < 0.75 * left
-    assert abs(found.first.difference.value) < 4 * found.first.difference.error
+    assert abs(found.first.difference.value) < 4 * found.first.difference.stderr
     assert torch.equal(before["weight"], model.weight)
     assert "(d) Hessian products" in found.table()
 

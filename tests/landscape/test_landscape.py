@@ -121,9 +121,9 @@ def test_noise_is_that_of_all_mini_batches():
     model, data = small(), examples()
     total, connected, _ = exact_noise(model, data)
     noise = Landscape(model, cross_entropy, data, weight_decay=DECAY).noise(BATCH, draws=2000)
-    assert abs(noise.total.value - total) < 4 * noise.total.error
-    assert abs(noise.connected.value - connected) < 4 * noise.connected.error
-    assert noise.connected.error < 0.05 * connected
+    assert abs(noise.total.value - total) < 4 * noise.total.stderr
+    assert abs(noise.connected.value - connected) < 4 * noise.connected.stderr
+    assert noise.connected.stderr < 0.05 * connected
 
 
 def test_every_batch_drawn_once_gives_the_noise_to_rounding():
@@ -159,8 +159,8 @@ def test_hessian_noise_against_the_dense_hessian(whole):
     land = Landscape(model, cross_entropy, data, weight_decay=DECAY)
     draws = 300 if whole else 1500
     found = land.noise_curvature(BATCH, draws, whole_hessian=whole).hessian_noise
-    assert abs(found.value - exact) < 4 * found.error
-    assert found.error < 0.1 * exact
+    assert abs(found.value - exact) < 4 * found.stderr
+    assert found.stderr < 0.1 * exact
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own use of torch.jit

@@ -51,13 +51,13 @@ def test_a_sweep_is_the_exact_curve(momentum):
             INPUTS.double(), TARGETS.double(), rate.lr, momentum, dampening, BATCH
         )
         noise = estimates.mean(torch.tensor([rate.noise_trace]))
-        assert abs(noise.value - noise_trace) < 6 * noise.error
-        assert noise.error < 0.03 * noise_trace
+        assert abs(noise.value - noise_trace) < 6 * noise.stderr
+        assert noise.stderr < 0.03 * noise_trace
         assert rate.equilibrated
         assert rate.measured == max(200, rate.waited)
         assert abs(rate.residual) < 0.1
-        assert abs(rate.estimate.value - exact) < 6 * rate.estimate.error
-        assert rate.estimate.error < 0.35 * exact
+        assert abs(rate.estimate.value - exact) < 6 * rate.estimate.stderr
+        assert rate.estimate.stderr < 0.35 * exact
 
 
 def test_fixed_epochs_are_those_of_the_paper():
@@ -242,8 +242,8 @@ def test_rates_that_diverged_are_refused(side):
 
 
 def test_a_departure_bends_where_zero_is_outside():
-    assert Departure(0.1, Estimate(0.2, 0.05, 4, "")).bends
-    assert not Departure(0.1, Estimate(0.2, 0.15, 4, "")).bends
+    assert Departure(0.1, Estimate(0.2, 0.05)).bends
+    assert not Departure(0.1, Estimate(0.2, 0.15)).bends
 
 
 # -- the command -------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class SecondRelation:
                 f"FDR2 at lr {self.lr:g}, 95 % intervals (FDR1 residual "
                 f"{self.first.residual:+.3f})",
                 *(
-                    f"{name:<42}{e}  ({e.count} samples, {e.how})"
+                    f"{name:<42}{e}  ({e.count} samples, {e.method})"
                     for name, e in rows
                     if e is not None
                 ),

@@ -54,7 +54,7 @@ class Fit:
         """The fit in plain words."""
         lines = [
             f"Slope of G at small η: Tr(HC̃) = {self.hessian_noise} "
-            f"(95 %, {self.hessian_noise.how}).",
+            f"(95 %, {self.hessian_noise.method}).",
             f"Hessian seen by the noise: Tr(HC̃)/Tr C̃ = {self.curvature}.",
         ]
         bent = [d for d in self.departures if d.bends and d.lr > self.linear_up_to]

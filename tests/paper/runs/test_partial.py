@@ -5,10 +5,11 @@ import random
 import pytest
 from support.synthetic import write
 
-from equilibrate.paper.analysis import claims
+from equilibrate.paper.analysis import verdicts
 from equilibrate.paper.output import figures
 from equilibrate.paper.analysis import results
 from equilibrate.paper.output import tables
+from equilibrate.report.tables import to_markdown
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.protocol.profiles import profile
 
@@ -56,9 +57,10 @@ def test_whatever_is_there(tmp_path, seed):
             upto = 0 if state == "head" else chance.random() * run.epochs if half else run.epochs
             write(piece, tmp_path, COLUMNS[run.measures], upto=upto, rows=chance.choice([1, 12]))
     recorded = results.load(tmp_path / "records")
-    found = claims.check(recorded)
-    shown = [tables.summary(found), *tables.of_claims(found), *tables.numbers(recorded)]
-    assert len(tables.markdown(shown)) > 1000
+    found = verdicts.judge(recorded)
+    listed = [tables.claim_table(group) for group in verdicts.grouped(found)]
+    shown = [tables.summary(found), *listed, *tables.numbers(recorded)]
+    assert len(to_markdown(shown)) > 1000
     for panel in PANELS.values():
         if all(name in recorded and len(recorded[name].epoch) for name in panel.runs):
             assert figures.draw(panel.id, recorded).axes

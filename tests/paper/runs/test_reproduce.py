@@ -46,12 +46,12 @@ def test_all_panels_of_the_profile_claims_and_the_page(made):
     assert {path.stem for path in (out / "records").iterdir()} == set(PROFILES["quick"].runs)
     listed = json.loads((out / "claims.json").read_text())
     assert [item["id"] for item in listed] == [claim.id for claim in found]
-    keys = {"id", "figure", "statement", "measured", "error", "bound", "verdict"}
+    keys = {"id", "figure", "statement", "measured", "margin", "bound", "verdict"}
     assert all(keys <= set(item) for item in listed)
     page = (out / "report.html").read_text()
     assert page.count("<figure") == len(panels) == 18
     assert "small models on scikit-learn" in page
-    assert "left out: B2a, B2b." in page
+    assert ": B2a, B2b." in page
     assert "2 of 4" in page  # seeds, in the protocol
 
 
@@ -129,7 +129,7 @@ def test_the_page_speaks_of_the_figures_that_are_drawn(copy):
     page = (copy / "report.html").read_text()
     assert page.count("<figure") == 1
     assert set(re.findall(r'data-name="Figure"><div>(.*?)</div>', page)) == {"S2"}
-    assert "left out: 1a, 1b," in page
+    assert ": 1a, 1b," in page
     with pytest.raises(ValueError, match="draw_only and overwrite exclude each other"):
         reproduce(["S2c"], out=copy, draw_only=True, overwrite=True)
 

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from equilibrate.runlog import records
-from equilibrate.paper.analysis import claims
+from equilibrate.paper.analysis import verdicts
+from equilibrate.report import claims
 from equilibrate.paper.data import datasets as data
 from equilibrate.runlog import devices
 from equilibrate.paper.output import figures
@@ -27,7 +28,8 @@ from equilibrate.paper.runs import execute as runs
 from equilibrate.paper.output import tables
 from equilibrate.paper.output import terminal
 from equilibrate.paper.runs import timings
-from equilibrate.paper.analysis.claims import Claim
+from equilibrate.report.claims import JudgedClaim
+from equilibrate.report.tables import to_markdown
 from equilibrate.paper.runs.eta import Forecast, spoken
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.protocol.profiles import Profile
@@ -91,7 +93,7 @@ def command(
         same = "the same command" + (" without --overwrite" if overwrite else "")
         console.print(f"stopped; {same} goes on where it was")
         raise
-    for table in terminal.claims(found, panels or _drawn(out)):
+    for table in terminal.claim_tables(verdicts.grouped(found, panels or _drawn(out))):
         console.print(table)
     for name in ("records", "figures", "claims.json", "tables.md", "report.html"):
         console.print(f"{name:<12} {out / name}", highlight=False, soft_wrap=True)
@@ -110,7 +112,7 @@ def reproduce(
     overwrite: bool = False,
     draw_only: bool = False,
     console: Console | None = None,
-) -> list[Claim]:
+) -> list[JudgedClaim]:
     """Make records, figures, claims.json, tables.md and report.html; all panels by default.
 
     Runs that several panels share are made once, and those that are there already are kept.
@@ -155,7 +157,7 @@ def reproduce(
         return write(out, panels)
 
 
-def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
+def write(out: Path, panels: Sequence[str] = ()) -> list[JudgedClaim]:
     """Draw and judge what out/records holds, without running anything."""
     recorded = results.load(out / "records")
     drawable = [
@@ -169,12 +171,13 @@ def write(out: Path, panels: Sequence[str] = ()) -> list[Claim]:
         raise RunError(f"{out / 'records'} lacks runs for {what}: run it first")
     for panel in panels or drawable:
         figures.save(panel, recorded, out / "figures")
-    found = claims.check(recorded)
+    found = verdicts.judge(recorded)
     claims.save(found, out / "claims.json")
     noted = timings.load(out).values()
     current = [timing for timing in noted if runs.record_path(out, timing.run).exists()]
     numbers = tables.numbers(recorded, current)
-    text = tables.markdown([tables.summary(found), *tables.of_claims(found), *numbers])
+    listed = [tables.claim_table(group) for group in verdicts.grouped(found)]
+    text = to_markdown([tables.summary(found), *listed, *numbers])
     (out / "tables.md").write_text(text, encoding="utf-8")
     drawn = [panel for panel in _drawn(out) if panel in drawable]
     text = page.compose(out, found, drawn, recorded, numbers)
