@@ -1,6 +1,6 @@
-"""Draws sgd-is-not-an-sde.png: SGD on one mode of a quadratic, and what an SDE says of it.
+"""Draw sgd-is-not-an-sde.png: SGD on one mode of a quadratic, compared with an SDE.
 
-Run it in this folder: `python sgd_is_not_an_sde.py` (a few seconds; needs the experiments extra).
+Run `python docs/figures/sgd_is_not_an_sde.py` (a few seconds; requires `equilibrate[experiments]`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ REPLICAS, STEPS = 20_000, 200
 
 
 def model(rate: float, momentum: float) -> Quadratic:
-    """One mode with h = c = 1, so that η is ηh."""
+    """Return SGD on one mode with h = c = 1, so that η equals ηh."""
     return Quadratic(ONE, ONE, lr=rate, momentum=momentum)
 
 
 def simulated_excess_loss(rate: float, momentum: float) -> float:
-    """⟨f − f₀⟩ measured on replicas that start far from stationary, at the minimum."""
+    """Simulate replicas that start at the minimum, far from stationary, and return ⟨f − f₀⟩."""
     sgd = model(rate, momentum)
     generator = torch.Generator().manual_seed(0)
     rest = sgd.stationary(REPLICAS, generator)
@@ -35,7 +35,7 @@ def simulated_excess_loss(rate: float, momentum: float) -> float:
 
 
 def draw() -> Figure:
-    """Left: the height of the noise ball. Right: by how much the SDE misses it."""
+    """Draw the mean loss above the minimum (left) and the relative error of the SDE (right)."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -53,7 +53,7 @@ def draw() -> Figure:
     left.plot([], [], "--", color="0.3", linewidth=1, label="SDE")
     left.plot([], [], "o", color="0.3", markersize=4, label="simulated SGD")
     left.set_yscale("log")
-    left.set_ylabel("⟨f − f₀⟩, the height of the noise ball")
+    left.set_ylabel("⟨f − f₀⟩, mean loss above the minimum")
     right.set_ylabel("error of the SDE, %")
     right.axhline(0, color="0.6", linewidth=0.8)
     for axes in (left, right):

@@ -2,7 +2,7 @@
 
 Each claim is one object with its text, the runs it is about, what is measured, the bound and the
 reason for the bound. The bounds were chosen before the runs that they judge, with the exceptions
-listed in docs/choices.md.
+listed in docs/protocol-choices.md.
 """
 
 from __future__ import annotations
