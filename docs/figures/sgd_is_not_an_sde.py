@@ -25,7 +25,7 @@ def model(rate: float, momentum: float) -> Quadratic:
 
 
 def simulated_excess_loss(rate: float, momentum: float) -> float:
-    """Simulate replicas that start at the minimum, far from stationary, and return ⟨f − f₀⟩."""
+    """Return ⟨f − f₀⟩ of simulated replicas that start at the minimum, far from stationary."""
     sgd = model(rate, momentum)
     generator = torch.Generator().manual_seed(0)
     rest = sgd.stationary(REPLICAS, generator)
@@ -35,7 +35,7 @@ def simulated_excess_loss(rate: float, momentum: float) -> float:
 
 
 def draw() -> Figure:
-    """Draw the mean loss above the minimum (left) and the relative error of the SDE (right)."""
+    """Return a figure of the mean loss above the minimum (left) and of the SDE's error (right)."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
