@@ -91,9 +91,7 @@ class Task:
         """All at once."""
         models = [build(self.workload.model, seed) for seed in self.seeds]
         data = self.images, self.labels
-        ensemble = eq.Ensemble(
-            models, F.cross_entropy, data, seeds=self.seeds, **self.workload.sgd
-        )
+        ensemble = eq.Ensemble(models, F.cross_entropy, data, seeds=self.seeds, **self.workload.sgd)
         if not explicit:
             ensemble._runner._network = Network(
                 models[0],

@@ -83,7 +83,11 @@ INVALID = {
         ValueError,
         "no parameter that requires a gradient",
     ),
-    "batch norm": ({"models": [batch_normalised()] * 3}, ValueError, "'2' .BatchNorm1d. uses or updates statistics of the mini-batch"),
+    "batch norm": (
+        {"models": [batch_normalised()] * 3},
+        ValueError,
+        "'2' .BatchNorm1d. uses or updates statistics",
+    ),
     "instance norm": (
         {"models": [normalising_instances()] * 3},
         ValueError,
@@ -150,9 +154,11 @@ def test_invalid_arguments_of_methods_raise():
         ensemble_of().full_gradient(chunk_size=0)
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got -1"):
         ensemble_of().evaluate(INPUTS, TARGETS, chunk_size=-1)
-    with pytest.raises(ValueError, match="factor must lie between 0 and 1, such as 0.9, got 1.0"):
+    with pytest.raises(
+        ValueError, match=r"factor must lie between 0 and 1, such as 0\.9, got 1\.0"
+    ):
         ensemble_of().schedule(factor=1.0)
-    with pytest.raises(ValueError, match="must be a positive number such as 0.01, got 0.0"):
+    with pytest.raises(ValueError, match=r"must be a positive number such as 0\.01, got 0\.0"):
         ensemble_of().schedule(threshold=0.0)
     with pytest.raises(ValueError, match="threshold must be one number, or one for each of the 3"):
         ensemble_of().schedule(threshold=[0.1])

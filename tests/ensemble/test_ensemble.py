@@ -147,7 +147,7 @@ def test_permuting_replicas_permutes_results(order):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_the_residual_telescopes_for_each_replica(momentum):
-    """The sum of O_L − O_R depends only on |θ|² and θ·v before the first and after the last step."""
+    """The sum of O_L − O_R depends only on |θ|² and θ·v at the start and at the end."""
     ensemble = ensemble_of(momentum=momentum, weight_decay=0.01)
     ensemble.run_epoch()
 
@@ -233,7 +233,9 @@ def test_full_gradient_and_evaluation_equal_one_large_batch(chunk_size):
     ensemble.run_epoch()
     inputs, targets = data(2, 3)
     gradient = ensemble.full_gradient(chunk_size=chunk_size)
-    plain, whole = (ensemble.evaluate(inputs, targets, chunk_size=chunk_size, regularized=x) for x in (0, 1))
+    plain, whole = (
+        ensemble.evaluate(inputs, targets, chunk_size=chunk_size, regularized=x) for x in (0, 1)
+    )
     for r in range(3):
         model = ensemble.module(r)
         loss = F.cross_entropy(model(inputs), targets)
@@ -248,7 +250,9 @@ def test_full_gradient_and_evaluation_equal_one_large_batch(chunk_size):
         accuracy = float((model(inputs).argmax(1) == targets).double().mean())
         assert plain.accuracy[r] == whole.accuracy[r] == pytest.approx(accuracy)
     squares = gradient.double().square().sum(1)
-    assert ensemble.full_gradient_square(chunk_size=chunk_size) == pytest.approx(squares.tolist(), rel=1e-5)
+    assert ensemble.full_gradient_square(chunk_size=chunk_size) == pytest.approx(
+        squares.tolist(), rel=1e-5
+    )
 
 
 def test_a_full_gradient_does_not_change_training():

@@ -140,7 +140,9 @@ def test_explicit_and_vmapped_gradients_equal_autograd(name, loss):
     found = []
     for explicit in (True, False):
         gradients = {n: torch.full_like(tensors[n], torch.nan) for n in trained}
-        network = Network(models[0], criterion, tensors, gradients, ops=PlainOps(), explicit=explicit)
+        network = Network(
+            models[0], criterion, tensors, gradients, ops=PlainOps(), explicit=explicit
+        )
         with torch.no_grad():
             losses = network.differentiate(x, y)
             torch.testing.assert_close(network.losses(network.outputs(x), y), losses)

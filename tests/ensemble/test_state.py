@@ -89,7 +89,9 @@ def assert_equal_states(one, other):
     ],
 )
 def test_the_state_of_an_ensemble_with_other_settings_raises(change, name):
-    with pytest.raises(ValueError, match=f"belongs to an ensemble with {name}=.* this one has {name}="):
+    with pytest.raises(
+        ValueError, match=f"belongs to an ensemble with {name}=.* this one has {name}="
+    ):
         ensemble_of(**change).load_state_dict(ensemble_of().state_dict())
 
 

@@ -28,9 +28,7 @@ def perceptron(seed=0):
     )
 
 
-def ensemble_of(
-    models=None, loss=F.cross_entropy, *, shape=(2, 3), lr=LRS, seeds=SEEDS, **options
-):
+def ensemble_of(models=None, loss=F.cross_entropy, *, shape=(2, 3), lr=LRS, seeds=SEEDS, **options):
     models = [perceptron(s) for s in seeds] if models is None else models
     options = {"batch_size": BATCH, **options}
     return Ensemble(models, loss, data(*shape), seeds=seeds, lr=lr, **options)

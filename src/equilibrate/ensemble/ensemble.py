@@ -280,8 +280,8 @@ class Ensemble:
     ) -> list[Decision]:
         """Apply the paper's adaptive schedule; call it at the end of an epoch.
 
-        Where |L̄/R̄ − 1| is below the threshold, the learning rate of the replica is multiplied by the
-        factor and its averaging window is restarted.
+        Where |L̄/R̄ − 1| is below the threshold, the learning rate of the replica is multiplied by
+        the factor and its averaging window is restarted.
 
         Args:
             threshold: The paper's X, one number or one for each replica.
@@ -334,9 +334,7 @@ class Ensemble:
             Loss and accuracy of each replica; the accuracy is nan if the targets are not classes.
         """
         weight_decay = self.weight_decay if regularized else None
-        return self._evaluator.evaluate(
-            inputs, self._to_targets(targets), chunk_size, weight_decay
-        )
+        return self._evaluator.evaluate(inputs, self._to_targets(targets), chunk_size, weight_decay)
 
     def full_gradient(self, *, chunk_size: int | None = None) -> Tensor:
         """Compute ∇f over all training data, with the L2 term.

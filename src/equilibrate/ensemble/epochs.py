@@ -45,7 +45,8 @@ class EpochRunner:
     ) -> None:
         self._network, self._batches, self._orders = network, batches, orders
         self._flat, self._update = flat, updater
-        self._steps, self._precision = steps, precision
+        self._steps = steps
+        self._precision: Precision = precision
         self._rows = flat.lr.new_zeros((steps, len(flat.lr), len(Averages._fields)))
         self._steps_in_graph = max(n for n in range(1, _STEPS_IN_GRAPH + 1) if steps % n == 0)
         self._replay: Callable[[], None] | None = None

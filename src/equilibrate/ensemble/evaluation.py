@@ -38,7 +38,8 @@ class Evaluator:
         precision: Precision,
     ) -> None:
         self._network, self._flat, self._prepared = network, flat, prepared
-        self._max_chunk_size, self._precision = max_chunk_size, precision
+        self._max_chunk_size = max_chunk_size
+        self._precision: Precision = precision
         self._device = flat.parameters.device
 
     def evaluate(

@@ -163,7 +163,7 @@ class Network:
             return losses.detach(), torch.autograd.grad(losses.sum(), outputs)[0]
 
     def _is_classification(self, x: Tensor | IndexedInputs, targets: Tensor) -> bool:
-        """Whether the loss is a cross-entropy of outputs, or last inputs, (R, B, C)."""
+        """Return whether the loss is a cross-entropy of outputs, or last inputs, (R, B, C)."""
         tensors = isinstance(x, Tensor) and x.dim() == 3 and targets.dim() == 2
         return tensors and self.loss is F.cross_entropy
 
@@ -171,7 +171,7 @@ class Network:
 def _layers(
     prefix: str, model: nn.Module, trained: Container[str]
 ) -> Iterator[tuple[str, list[nn.Module]]]:
-    """Split a model into the layers of each stage, with the prefix of their parameter names."""
+    # Splits a model into the layers of each stage, with the prefix of their parameter names.
     if type(model) is not nn.Sequential or _hooked(model):
         yield prefix, [model]
         return
@@ -210,13 +210,13 @@ def _hooked(layer: nn.Module) -> bool:
 
 
 def _is_linear(layer: nn.Module, prefix: str, trained: Container[str]) -> bool:
-    """Whether this is a linear layer with a bias, both of them trained."""
+    """Return whether this is a linear layer with a bias, both of them trained."""
     names = (f"{prefix}weight", f"{prefix}bias")
     return type(layer) is nn.Linear and not _hooked(layer) and all(n in trained for n in names)
 
 
 def _is_conv_relu_pool(layers: list[nn.Module]) -> bool:
-    """Whether `Ops.conv_relu_pool` computes these layers."""
+    """Return whether `Ops.conv_relu_pool` computes these layers."""
     if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
         return False
     conv, pool = cast(nn.Conv2d, layers[0]), cast(nn.MaxPool2d, layers[2])

@@ -47,13 +47,13 @@ class Stage:
         reads_indices: Whether the function takes `IndexedInputs`.
     """
 
-    def __init__(self, function: Function, own: StageTensors, *, reads_indices: bool = False) -> None:
+    def __init__(
+        self, function: Function, own: StageTensors, *, reads_indices: bool = False
+    ) -> None:
         self._function = function
         self._tensors = own.tensors
         self._gradients = own.gradients
-        self._leaves = {
-            name: own.tensors[name].detach().requires_grad_() for name in own.gradients
-        }
+        self._leaves = {name: own.tensors[name].detach().requires_grad_() for name in own.gradients}
         self._differentiates_inputs = own.differentiates_inputs
         self.reads_indices = reads_indices
 
@@ -74,6 +74,14 @@ class Stage:
         return inputs
 
     def __call__(self, x: Tensor | IndexedInputs) -> Tensor:
+        """Compute the outputs without saving anything for `backward`.
+
+        Args:
+            x: Inputs, (R, B, …).
+
+        Returns:
+            Outputs, (R, B, …).
+        """
         return self._function(self._tensors, x)
 
     def forward(self, x: Tensor | IndexedInputs) -> tuple[Tensor, Any]:

@@ -173,7 +173,7 @@ def separate_conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _channels_last(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolution, ReLU and pooling of one replica, (B, H/2, W/2, O)."""
+    """Return convolution, ReLU and pooling of one replica, (B, H/2, W/2, O)."""
     x = x.contiguous(memory_format=torch.channels_last)
     y = F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
     return F.max_pool2d(F.relu(y), 2).movedim(1, -1)

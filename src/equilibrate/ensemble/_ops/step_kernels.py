@@ -21,12 +21,13 @@ def take_kernel(
     example = tl.load(order + epoch + place).to(tl.int64)
     tl.store(index + place, example)
     k = tl.arange(0, TARGET)
-    target = tl.load(targets + example * target_size + k, k < target_size)
-    tl.store(y + place * target_size + k, target, k < target_size)
+    to = y + place * target_size + k
+    tl.store(to, tl.load(targets + example * target_size + k, k < target_size), k < target_size)
     if x is not None:
         k = tl.arange(0, INPUT)
-        value = tl.load(inputs + example * input_size + k, k < input_size)
-        tl.store(x + place.to(tl.int64) * input_size + k, value, k < input_size)
+        source = inputs + example * input_size + k
+        to = x + place.to(tl.int64) * input_size + k
+        tl.store(to, tl.load(source, k < input_size), k < input_size)
 
 
 @triton.jit

@@ -37,8 +37,8 @@ def conv_relu_pool(
     The result is
     y[r, b, o, i, j] = max(0, max_{p ∈ {0,1}²} (w_{r,o} ⋆ x_{r,b} + b_{r,o})[2i + p_y, 2j + p_x]),
     differentiable once with respect to all three tensors. As in torch, the gradient goes to the
-    first of equal maxima, and is zero where the ReLU is. Results are reproducible bit for bit. A NaN
-    or an infinity in x spreads over the 2×2 windows that contain it.
+    first of equal maxima, and is zero where the ReLU is. Results are reproducible bit for bit. A
+    NaN or an infinity in x spreads over the 2×2 windows that contain it.
 
     Operands that the kernels do not support are passed to `plain.grouped_conv_relu_pool`, which
     uses the precision set in torch; `why_unsupported` gives the reason.
@@ -89,9 +89,7 @@ def pack_images(images: Tensor, width: int, precision: ConvPrecision = "tf32") -
     if images.ndim != 4:
         raise ValueError(f"images must be (N, C, H, W), got {tuple(images.shape)}")
     if images.requires_grad:
-        raise ValueError(
-            "images must not require a gradient: pass them to conv_relu_pool unpacked"
-        )
+        raise ValueError("images must not require a gradient: pass them to conv_relu_pool unpacked")
     if width % 2 == 0:
         raise ValueError(f"width must be odd, got {width}")
     reason = _why_unsupported(images, width)
@@ -192,7 +190,7 @@ def _forward(
     index: Tensor | None,
     precision: str,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the layer from `packed`. The gradient goes to x, if given."""
+    """Return pooled outputs and positions of maxima from `packed`; the gradient goes to x."""
     g = Geometry.from_packed(weight, packed, index)
     images = launch.Images(packed, index)
     y, argmax = launch.forward(images, weight, bias, g, precision)

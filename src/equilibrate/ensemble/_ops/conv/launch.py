@@ -70,7 +70,8 @@ def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
     """Return the block shape of the weight gradient, and the number of partial sums of a replica.
 
     With fewer than four warps Triton uses the older matrix instructions, which read operands of
-    any width in any order. The newer ones need 32-bit operands transposed, which costs a slow fence.
+    any width in any order. The newer ones need 32-bit operands transposed, which costs a slow
+    fence.
     """
     if precision == "fp16" and g.patch <= 256 and g.outputs <= 16:
         tile, programs = Tile(m=64, k=256, warps=8, stages=5, vector=4), CHIP
@@ -100,7 +101,7 @@ _SIDE_STREAM = SideStream()
 
 
 def _rows_contiguous(parameter: Tensor) -> Tensor:
-    """Make the part of each replica contiguous, as in a slice of θ."""
+    """Return the parameter with the part of each replica contiguous, as in a slice of θ."""
     return parameter if parameter[0].is_contiguous() else parameter.contiguous()
 
 

@@ -28,7 +28,7 @@ import triton.language as tl
 
 @triton.jit
 def window_offset(k, SEGMENT: tl.constexpr, ROW: tl.constexpr, VECTOR: tl.constexpr):
-    """Offset of entry k of a window, whose rows have length SEGMENT; those of the image have ROW.
+    """Return the offset of entry k of a window with rows of SEGMENT entries in an image of ROW.
 
     Both are multiples of 8: they consist of an even number of pixels, or of pixels with at least 64
     entries. VECTOR, 8 or 4, is the number of entries that may be read at once.
@@ -39,7 +39,7 @@ def window_offset(k, SEGMENT: tl.constexpr, ROW: tl.constexpr, VECTOR: tl.conste
 
 @triton.jit
 def patch_start(row, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
-    """Index of the first pixel, in the packed images, of the patch of pooled pixel `row`."""
+    """Return the index of the first pixel of the patch of pooled pixel `row` in packed images."""
     HP: tl.constexpr = H + F // 2 * 2
     WP: tl.constexpr = W + F // 2 * 2
     H2: tl.constexpr = H // 2
@@ -49,7 +49,7 @@ def patch_start(row, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def pooled_pixel(row, H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr):
-    """Index of pooled pixel `row` in the pooled images with their border."""
+    """Return the index of pooled pixel `row` in pooled images with a border."""
     HP: tl.constexpr = H2 + 2 * BORDER
     WP: tl.constexpr = W2 + 2 * BORDER
     return (row // (H2 * W2) * HP + row // W2 % H2 + BORDER) * WP + row % W2 + BORDER
@@ -57,7 +57,7 @@ def pooled_pixel(row, H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr):
 
 @triton.jit
 def image_number(index, b):
-    """Number of the packed image that is image b of the batch."""
+    """Return the index of the packed image that is image b of the batch."""
     if index is None:
         image = b.to(tl.int64)
     else:
@@ -72,7 +72,7 @@ def windows_by_filters(
     N_MAIN: tl.constexpr, N_TAIL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Products of the BM windows that start at `window` and N_MAIN + N_TAIL filters (N, KP)."""
+    """Return the products of BM windows, starting at `window`, and N_MAIN + N_TAIL filters."""
     n = tl.arange(0, N_MAIN)
     acc = tl.zeros((BM, N_MAIN), tl.float32)
     if N_TAIL > 0:
@@ -97,9 +97,10 @@ def windows_by_filters(
 
 @triton.jit
 def pool(acc, bias, o, O: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr):
-    """Maximum over the four positions (the first of equals), bias and ReLU; 4 marks a zero ReLU.
+    """Return the maximum over the four positions after bias and ReLU, and its position.
 
-    Columns are (p, o), which keeps the four positions in one thread.
+    The position is that of the first of equal maxima, or 4 where the ReLU is zero. Columns are
+    (p, o), which keeps the four positions in one thread.
     """
     v = tl.reshape(acc, (BM, 4, BO))
     best = tl.max(v, axis=1)
@@ -154,7 +155,7 @@ def locate(
     H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
     BORDER: tl.constexpr, BM: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Offsets of the patches and gradients of BM pooled pixels starting at m, and which are valid.
+    """Return the offsets of patches and gradients of BM pooled pixels from m, and which are valid.
 
     ALIGNED means that M is a multiple of BM, and that a block consists of whole rows of one image,
     or of whole consecutive images. Then the offsets are those of the first pixel plus constants,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def round_mantissa(v, BITS: tl.constexpr):
-    """Round a float32 to nearest by clearing its lowest bits.
+    """Return a float32 rounded to nearest, with its lowest bits cleared.
 
     With 13 bits the result is a TF32 number. The tensor cores would truncate instead, which biases
     every product.
@@ -61,7 +61,7 @@ def spread_block(
     STRIDE_O: tl.constexpr, O: tl.constexpr, NP: tl.constexpr, ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Spread BO channels starting at FIRST; return their gradients, 0 where the ReLU is zero."""
+    """Return the gradients of BO channels from FIRST, 0 where the ReLU is zero; spread them."""
     o = FIRST + tl.arange(0, BO)
     mask = inside[:, None] & (o < O)[None, :]
     g = tl.load(grad[:, None] + o[None, :] * STRIDE_O, mask=mask, other=0.0)
@@ -132,7 +132,7 @@ def spread_kernel(
 
 @triton.jit
 def split_main_tail(t, MAIN: tl.constexpr, TAIL: tl.constexpr):
-    """(quarter, channel) of column t: four blocks of MAIN channels, then four of TAIL."""
+    """Return (quarter, channel) of column t: four blocks of MAIN channels, then four of TAIL."""
     if TAIL > 0:
         u = t - 4 * MAIN
         return tl.where(u < 0, t // MAIN, u // TAIL), tl.where(u < 0, t % MAIN, MAIN + u % TAIL)
