@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibrate import estimates
-from equilibrate.deterministic import refuse_chance
+from equilibrate.deterministic import require_deterministic
 from equilibrate.estimates import Estimate
 from equilibrate.landscape.checks import refuse_losses_that_are_no_mean
 from equilibrate.landscape.examples import Batch, Data, Examples
@@ -93,7 +93,7 @@ class Landscape:
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         if not self.trainable:
             raise ValueError("model has no trainable parameter: none has requires_grad")
-        refuse_chance(model)
+        require_deterministic(model)
         first = next(self.examples.chunks(16))
         refuse_losses_that_are_no_mean(self._example_loss, first)
 

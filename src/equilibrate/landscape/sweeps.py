@@ -117,7 +117,8 @@ def sweep(
         raise ValueError(f"{name} must be at least {least}, got {longest}")
     ensemble = Ensemble(
         [build(seed) for seed in seeds],
-        *data,
+        loss,
+        data,
         seeds=seeds,
         lr=ordered[0],
         batch_size=batch_size,
@@ -126,7 +127,6 @@ def sweep(
         weight_decay=weight_decay,
         sampling=sampling,
         device=device,
-        loss=loss,
     )
     readings: list[RateReading] = []
     for lr in ordered:

@@ -65,7 +65,8 @@ def test_a_sequence_equals_a_plain_loop(tmp_path, digits):
     ends = {row["epoch"]: row for row in rows if row["epoch"] == int(row["epoch"])}
     from equilibrate.ensemble import Ensemble
 
-    order = Ensemble([model], digits.train_images, digits.train_labels, seeds=[5], lr=0.1)
+    data = digits.train_images, digits.train_labels
+    order = Ensemble([model], torch.nn.functional.cross_entropy, data, seeds=[5], lr=0.1)
     parameters = list(model.parameters())
     for epoch in range(5):
         if epoch in (0, 3):
@@ -104,7 +105,7 @@ def _gradient(model, digits, batch, optimizer):
 
 
 def _batches(ensemble, epoch):
-    from equilibrate.ensemble import sampling
+    from equilibrate.ensemble.data import sampling
 
     return torch.from_numpy(sampling.draw(5, epoch, 1500, 100, "shuffled"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibrate.runlog import checkpoints
@@ -169,7 +170,8 @@ class _Trainer:
         self._train = data.train_images.to(device), data.train_labels.to(device)
         self.ensemble = Ensemble(
             start,
-            *self._train,
+            F.cross_entropy,
+            self._train,
             seeds=[seed for _, seed in run.replicas],
             lr=[s.lr_at(0) if isinstance(s, Stairs) else s.lr for s in schedules],
             batch_size=run.task.batch_size,
@@ -294,7 +296,7 @@ class _Trainer:
             replicas = [r for r, (name, _) in enumerate(self.run.replicas) if name == arm]
             if isinstance(schedule, Adaptive):
                 self.ensemble.schedule(
-                    tolerance=schedule.tolerance, decrease=schedule.decrease, replicas=replicas
+                    threshold=schedule.tolerance, factor=1 - schedule.decrease, replicas=replicas
                 )
             elif self.epoch in schedule.junctions:
                 self._junction(replicas, schedule.lr_at(self.epoch))

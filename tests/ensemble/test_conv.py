@@ -1,8 +1,9 @@
-"""The fused layer against its plain twin: on the CPU in Triton's interpreter, on the GPU as is."""
+"""Compare the Triton convolution with plain torch: on a GPU, or in Triton's interpreter."""
 
 import warnings
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,16 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.device import DEVICE, ON_GPU
 
-from equilibrate.ensemble import _ops as kernels
-from equilibrate.ensemble._ops import (
-    conv_relu_pool,
-    conv_relu_pool_reference,
-    pack_images,
-    why_not_fused,
-)
-from equilibrate.ensemble._ops._geometry import Geometry, main_and_tail
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
 
-needs_triton = pytest.mark.skipif(not kernels.HAS_TRITON, reason="triton is not installed")
+from equilibrate.ensemble._ops.conv import conv_relu_pool, launch, pack_images, why_unsupported
+from equilibrate.ensemble._ops.conv.geometry import Geometry, main_and_tail
+from equilibrate.ensemble._ops.plain import grouped_conv_relu_pool, separate_conv_relu_pool
 
 # (R, B, C, H, W, O, F): every main/tail combination of C and O, filters 1 to 7, images that do not
 # fill a block, an image narrower than its filter.
@@ -45,7 +42,7 @@ def operands(shape, draw):
 
 
 def integers(*shape):
-    """Small integers: their products and sums are exact in every precision, and ties abound."""
+    """Small integers: products and sums are exact in every precision, and there are many ties."""
     return torch.randint(-2, 3, shape, device=DEVICE).float()
 
 
@@ -60,11 +57,11 @@ def value_and_gradients(function, x, weight, bias, cotangent):
 
 
 def twin(*tensors):
-    return value_and_gradients(conv_relu_pool_reference, *(t.double() for t in tensors))
+    return value_and_gradients(grouped_conv_relu_pool, *(t.double() for t in tensors))
 
 
-def fused(precision="ieee", index=None):
-    return lambda *tensors: kernels.fused(*tensors, index, precision)
+def layer(precision="ieee", index=None):
+    return partial(conv_relu_pool, index=index, precision=precision)
 
 
 def assert_equal(ours, theirs):
@@ -76,124 +73,116 @@ def relative_error(a, b):
     return float((a.double() - b).norm() / b.norm())
 
 
-@needs_triton
 @pytest.mark.parametrize(
     ("shape", "precision"),
     [(shape, "ieee") for shape in SHAPES]
     + [(SHAPES[0], "tf32"), (SMALL, "tf32x3"), (SHAPES[0], "fp16"), (SHAPES[1], "fp16")],
     ids=str,
 )
-def test_small_integers_are_exact_with_their_ties_and_dead_relus(shape, precision):
+def test_small_integers_are_exact(shape, precision):
+    """With ties between maxima and zero ReLUs, whose gradients must match too."""
     tensors = operands(shape, integers)
-    assert_equal(value_and_gradients(fused(precision), *tensors), twin(*tensors))
+    assert_equal(value_and_gradients(layer(precision), *tensors), twin(*tensors))
 
 
-@needs_triton
-def test_float32_products_are_as_good_as_float32():
+def test_ieee_precision_has_float32_accuracy():
     tensors = operands(SMALL, normal)
-    for a, b in zip(value_and_gradients(fused("ieee"), *tensors), twin(*tensors), strict=True):
+    for a, b in zip(value_and_gradients(layer("ieee"), *tensors), twin(*tensors), strict=True):
         assert relative_error(a, b) < 1e-6
 
 
-@needs_triton
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_rounding_to_eleven_bits_has_no_bias(precision):
+def test_rounding_to_eleven_bits_is_unbiased(precision):
     tensors = operands((4, 4, 1, 8, 8, 4, 3), normal)
-    ours, theirs = fused(precision)(*tensors[:3]).double(), twin(*tensors)[0]
+    ours, theirs = layer(precision)(*tensors[:3]).double(), twin(*tensors)[0]
     assert 1e-5 < relative_error(ours, theirs) < 5e-4
-    # Cutting the low bits off would shrink sums by about 2·2⁻¹²·1.4 = 7e-4 on average.
-    alive = theirs > 0.1
-    assert abs(float((ours / theirs)[alive].mean() - 1)) < 1e-4
+    # Truncation would shrink sums by about 2·2⁻¹²·1.4 = 7e-4 on average.
+    positive = theirs > 0.1
+    assert abs(float((ours / theirs)[positive].mean() - 1)) < 1e-4
 
 
-@needs_triton
-def test_half_precision_keeps_small_gradients_of_a_mean():
+def test_half_precision_represents_small_gradients_of_a_mean():
     x, weight, bias, cotangent = operands(SMALL, normal)
-    bias = bias + 100  # no two candidates of a maximum are nearer than rounding errors, none dead
+    # No ReLU is zero, and candidates of a maximum differ by more than rounding errors.
+    bias = bias + 100
     x[..., ::2, ::2] += 10
     weight = weight.abs()
-    # 5e-7/3 is where the range of full precision ends for a batch of 3; plain half's ends at 6e-5.
+    # Full accuracy ends at 5e-7/3 for a batch of 3; without scaling it would end at 6e-5.
     cotangent = cotangent.sign() * (1 + cotangent.abs()) * 5e-7 / 3
     tensors = (x, weight, bias, cotangent)
-    for a, b in zip(value_and_gradients(fused("fp16"), *tensors), twin(*tensors), strict=True):
+    for a, b in zip(value_and_gradients(layer("fp16"), *tensors), twin(*tensors), strict=True):
         assert relative_error(a, b) < 5e-4
 
 
-@needs_triton
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's numpy sees it as well
-def test_half_precision_overflows_visibly_and_in_one_replica_only():
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from numpy, in the interpreter
+def test_overflow_in_half_precision_is_infinite_in_that_replica_only():
     x, weight, bias, cotangent = operands(SMALL, normal)
     large = x.clone()
     large[0] += 7e4
-    y = fused("fp16")(large, weight.abs(), bias)
+    y = layer("fp16")(large, weight.abs(), bias)
     assert not y[0].isfinite().any()
     assert y[1].isfinite().all()
     cotangent[0] = 1e3
-    grad_weight = value_and_gradients(fused("fp16"), x, weight, bias + 100, cotangent)[2]
+    grad_weight = value_and_gradients(layer("fp16"), x, weight, bias + 100, cotangent)[2]
     assert not grad_weight[0].isfinite().any()
     assert grad_weight[1].isfinite().all()
 
 
-def test_gradients_are_scaled_by_a_power_of_two_that_follows_the_batch():
+def test_the_gradient_scale_is_a_power_of_two_proportional_to_the_batch():
     def scale(batch):
         return Geometry(1, batch, 1, 4, 4, 1, 1).scale
 
     assert [scale(batch) for batch in (1, 2, 100, 128)] == [2.0**8, 2.0**9, 2.0**14, 2.0**15]
 
 
-@needs_triton
-def test_first_of_equal_maxima_takes_the_gradient():
+def test_the_first_of_equal_maxima_gets_the_gradient():
     x = torch.ones(1, 1, 1, 4, 4, device=DEVICE, requires_grad=True)
     weight = torch.ones(1, 1, 1, 1, 1, device=DEVICE)
-    y = fused()(x, weight, torch.zeros(1, 1, device=DEVICE))
+    y = layer()(x, weight, torch.zeros(1, 1, device=DEVICE))
     (grad,) = torch.autograd.grad(y.sum(), x)
     first = torch.tensor([[1.0, 0.0], [0.0, 0.0]], device=DEVICE).repeat(2, 2)
     assert torch.equal(grad[0, 0, 0], first)
 
 
-@needs_triton
 @pytest.mark.parametrize("bias", [-100.0, 0.0])
-def test_dead_relu_passes_no_gradient(bias):
+def test_the_gradient_of_a_zero_relu_is_zero(bias):
     x, weight, _, cotangent = operands(SMALL, normal)
-    weight = weight if bias else torch.zeros_like(weight)  # at 0 exactly, torch's ReLU is dead too
+    weight = weight if bias else torch.zeros_like(weight)  # torch's gradient at 0 is 0 too
     bias = torch.full((2, 10), bias, device=DEVICE)
-    for part in value_and_gradients(fused(), x, weight, bias, cotangent):
+    for part in value_and_gradients(layer(), x, weight, bias, cotangent):
         assert torch.equal(part, torch.zeros_like(part))
 
 
-@needs_triton
-@pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's numpy says so
-def test_nan_stays_nan():
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # from numpy, in the interpreter
+def test_a_nan_stays_a_nan_in_its_replica():
     if not ON_GPU and version("triton") >= "3.7":
-        pytest.skip("newer interpreters refuse the maximum of NaNs, which the GPU does not")
+        pytest.skip("newer interpreters raise on a maximum of NaNs")
     x, weight, bias, cotangent = operands(SMALL, normal)
     x[0, 0] = torch.tensor(2**31 - 1, dtype=torch.int32).view(torch.float32)  # CUDA's own NaN
-    y, _, grad_weight, _ = value_and_gradients(fused("tf32"), x, weight, bias, cotangent)
+    y, _, grad_weight, _ = value_and_gradients(layer("tf32"), x, weight, bias, cotangent)
     assert y[0, 0].isnan().all()
     assert y[1].isfinite().all()
     assert grad_weight[0].isnan().all()
     assert grad_weight[1].isfinite().all()
 
 
-@needs_triton
-def test_index_gathers_from_a_data_set():
+def test_an_index_selects_images_of_a_data_set():
     x, weight, bias, cotangent = operands(SMALL, integers)
     images = integers(7, *x.shape[2:])
     index = torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
     theirs = twin(images[index], weight, bias, cotangent)
-    assert torch.equal(fused(index=index)(images, weight, bias).double(), theirs[0])
-    assert torch.equal(conv_relu_pool_reference(images, weight, bias, index=index), theirs[0])
+    assert torch.equal(layer(index=index)(images, weight, bias).double(), theirs[0])
+    assert torch.equal(grouped_conv_relu_pool(images, weight, bias, index=index), theirs[0])
     _, grad, grad_weight, _ = value_and_gradients(
-        fused(index=index), images, weight, bias, cotangent
+        layer(index=index), images, weight, bias, cotangent
     )
     summed = torch.zeros_like(images).index_put((index,), theirs[1].float(), accumulate=True)
     assert torch.equal(grad, summed)
     assert torch.equal(grad_weight.double(), theirs[2])
 
 
-@needs_triton
 @pytest.mark.parametrize(("shape", "precision"), [(SMALL, "ieee"), (SHAPES[0], "fp16")], ids=str)
-def test_packed_data_set_gives_what_its_images_give(shape, precision):
+def test_a_packed_data_set_gives_the_same_results_as_its_images(shape, precision):
     x, weight, bias, cotangent = operands(shape, integers)
     images = integers(7, *x.shape[2:])
     packed = pack_images(images, width=shape[-1], precision=precision)
@@ -207,71 +196,59 @@ def test_packed_data_set_gives_what_its_images_give(shape, precision):
         some = cotangent if index is not None else integers(2, 7, *cotangent.shape[2:])
         y, _, *theirs = twin(seen, weight, bias, some)
         leaves = [t.detach().requires_grad_() for t in (weight, bias)]
-        ours = kernels.fused(packed, *leaves, index, precision)
+        ours = conv_relu_pool(packed, *leaves, index=index, precision=precision)
         assert torch.equal(ours.double(), y)
         for a, b in zip(torch.autograd.grad(ours, leaves, some), theirs, strict=True):
             assert torch.equal(a.double(), b)
-        assert torch.equal(conv_relu_pool_reference(packed, weight, bias, index=index).double(), y)
+        assert torch.equal(grouped_conv_relu_pool(packed, weight, bias, index=index).double(), y)
 
 
-@needs_triton
-def test_packing_in_several_launches_changes_nothing(monkeypatch):
-    from equilibrate.ensemble._ops import _launch
-
+def test_packing_in_several_launches_gives_the_same_result(monkeypatch):
     images = normal(5, 3, 4, 6)
-    whole = _launch.pack_data_set(images, 3, "fp16")
-    monkeypatch.setattr(_launch, "PACKED_AT_ONCE", 2)
-    assert torch.equal(_launch.pack_data_set(images, 3, "fp16"), whole)
+    whole = launch.pack_data_set(images, 3, "fp16")
+    monkeypatch.setattr(launch, "PACKED_AT_ONCE", 2)
+    assert torch.equal(launch.pack_data_set(images, 3, "fp16"), whole)
     inner = whole[:, 1:-1, 1:-1, :3].permute(0, 3, 1, 2)
     assert torch.equal(inner, images.half())
     assert whole.double().square().sum() == inner.double().square().sum()  # zeros elsewhere
 
 
-@needs_triton
-def test_programs_that_take_several_blocks_change_nothing(monkeypatch):
-    from equilibrate.ensemble._ops import _launch
-
-    monkeypatch.setattr(_launch, "CHIP", 0)  # however few they are, they fill it
-    monkeypatch.setattr(_launch, "PIXELS", 4)
+def test_several_blocks_per_program_give_the_same_result(monkeypatch):
+    monkeypatch.setattr(launch, "CHIP", 0)  # any number of programs fills the chip
+    monkeypatch.setattr(launch, "PIXELS", 4)
     tensors = operands(SHAPES[1], integers)
-    assert_equal(value_and_gradients(fused("fp16"), *tensors), twin(*tensors))
+    assert_equal(value_and_gradients(layer("fp16"), *tensors), twin(*tensors))
 
 
-@needs_triton
-def test_any_strides_will_do():
+def test_strides_do_not_matter():
     x, weight, bias, cotangent = operands(SMALL, integers)
     theirs = twin(x[:1].expand_as(x), weight, bias, cotangent)
     theta = torch.cat((weight.flatten(1), bias), dim=1)
-    weight = theta[:, : -bias.shape[1]].view_as(weight)  # a slice of θ, as an ensemble has it
+    weight = theta[:, : -bias.shape[1]].view_as(weight)  # a slice of θ, as in an ensemble
     bias = theta[:, -bias.shape[1] :]
     shared = x[0].contiguous(memory_format=torch.channels_last).expand_as(x)
     cotangent = cotangent.transpose(-1, -2).contiguous().transpose(-1, -2)
-    assert_equal(value_and_gradients(fused(), shared, weight, bias, cotangent), theirs)
+    assert_equal(value_and_gradients(layer(), shared, weight, bias, cotangent), theirs)
     swapped = weight.transpose(-1, -2).contiguous().transpose(-1, -2)
-    assert_equal(value_and_gradients(fused(), shared, swapped, bias, cotangent), theirs)
+    assert_equal(value_and_gradients(layer(), shared, swapped, bias, cotangent), theirs)
 
 
-@needs_triton
-def test_torch_compile_takes_the_operators():
+def test_torch_compile_captures_the_layer_in_one_graph():
     tensors = operands(SMALL, integers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # dynamo's own deprecations
-        function = torch.compile(fused(), fullgraph=True, backend="aot_eager")
+        function = torch.compile(layer(), fullgraph=True, backend="aot_eager")
         assert_equal(value_and_gradients(function, *tensors), twin(*tensors))
 
 
-@needs_triton
-def test_torch_compile_takes_a_packed_data_set():
-    from equilibrate.ensemble._ops import _launch
-
+def test_torch_compile_captures_a_packed_data_set():
     x, weight, bias, _ = operands(SMALL, integers)
     images, index = integers(7, *x.shape[2:]), torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
-    packed = _launch.pack_data_set(images, 3, "fp16")
-    packed = kernels.PackedImages(images, packed, 3, "fp16")
+    packed = pack_images(images, 3, "fp16")
     weight.requires_grad_()
 
     def loss(index):
-        return kernels.fused(packed, weight, bias, index, "fp16").square().sum()
+        return conv_relu_pool(packed, weight, bias, index=index, precision="fp16").square().sum()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # dynamo's own deprecations
@@ -281,8 +258,7 @@ def test_torch_compile_takes_a_packed_data_set():
     assert torch.equal(ours, theirs)
 
 
-@needs_triton
-def test_operator_declarations_are_true():
+def test_custom_operators_pass_opcheck():
     x, weight, bias, _ = operands(SHAPES[5], normal)
     operators = torch.ops.equilibrate
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -302,8 +278,14 @@ def test_main_and_tail_cover_with_powers_of_two(count):
     assert all(n & (n - 1) == 0 and (n == 0 or n >= 4) for n in (main, tail))
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_grouped_and_separate_convolutions_agree(shape):
+    tensors = [tensor.cpu() for tensor in operands(shape, integers)]
+    separate = value_and_gradients(separate_conv_relu_pool, *tensors)
+    assert_equal(separate, value_and_gradients(grouped_conv_relu_pool, *tensors))
+
+
 REASONS = [
-    ({}, "triton is not installed" if not kernels.HAS_TRITON else "x is on cpu"),
     ({"x": torch.ones(1, 2, 33, 4, 4), "weight": torch.ones(1, 3, 33, 3, 3)}, "channels 33"),
     ({"weight": torch.ones(1, 33, 1, 3, 3), "bias": torch.ones(1, 33)}, "outputs 33 is above 32"),
     ({"weight": torch.ones(1, 3, 1, 9, 9)}, "filter 9 is above 7"),
@@ -314,23 +296,23 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("changes", "reason"), REASONS, ids=[reason for _, reason in REASONS])
-def test_other_operands_take_the_plain_path(changes, reason):
-    given_ = {
+def test_unsupported_operands_are_computed_in_plain_torch(changes, reason):
+    arguments = {
         "x": torch.randn(1, 2, 1, 4, 4),
         "weight": torch.randn(1, 3, 1, 3, 3),
         "bias": torch.randn(1, 3),
     } | changes
-    assert reason in str(why_not_fused(**given_))
-    if given_["bias"].dtype == torch.float32:
-        assert torch.equal(conv_relu_pool(**given_), conv_relu_pool_reference(**given_))
+    assert reason in str(why_unsupported(**arguments))
+    if arguments["bias"].dtype == torch.float32:
+        assert torch.equal(conv_relu_pool(**arguments), grouped_conv_relu_pool(**arguments))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"precision": "bf16"}, "precision must be one of 'fp16', 'tf32', .* got 'bf16'"),
-        ({"x": torch.ones(2, 1, 4, 4)}, r"want x \(R, B, C, H, W\)"),
-        ({"index": torch.zeros(1, 2, dtype=torch.int64)}, r"want x \(N, C, H, W\)"),
+        ({"x": torch.ones(2, 1, 4, 4)}, r"x must be \(R, B, C, H, W\)"),
+        ({"index": torch.zeros(1, 2, dtype=torch.int64)}, r"x must be \(N, C, H, W\)"),
         ({"x": torch.ones(1, 2, 2, 4, 4)}, r"C or \(R, O\) differ"),
         ({"bias": torch.ones(1, 2)}, r"C or \(R, O\) differ"),
         ({"x": torch.ones(2, 2, 1, 4, 4)}, "R differs between x and weight"),
@@ -339,18 +321,27 @@ def test_other_operands_take_the_plain_path(changes, reason):
             r"index must be \(R, B\) with R = 1, got \(2, 2\)",
         ),
         ({"weight": torch.ones(1, 3, 1, 2, 2)}, "square filter of odd width, got 2×2"),
-        ({"x": pack_images(torch.ones(5, 2, 4, 4), 3)}, r"C or \(R, O\) differ"),
-        ({"x": pack_images(torch.ones(5, 1, 4, 4), 5)}, "packed for filters of width 5 in tf32"),
+        ({"x": (torch.ones(5, 2, 4, 4), 3)}, r"C or \(R, O\) differ"),
+        ({"x": (torch.ones(5, 1, 4, 4), 5)}, "packed for filters of width 5 in tf32"),
         (
-            {"x": pack_images(torch.ones(5, 1, 4, 4), 3, "fp16")},
-            "width 3 in fp16, but these are 3 wide in tf32: pack them anew",
+            {"x": (torch.ones(5, 1, 4, 4), 3, "fp16")},
+            "width 3 in fp16, but these are 3 wide in tf32: pack them again",
         ),
     ],
 )
-def test_wrong_operands_are_named(changes, message):
-    given_ = {"x": torch.ones(1, 2, 1, 4, 4), "weight": torch.ones(1, 3, 1, 3, 3)}
+def test_invalid_operands_raise(changes, message):
+    """Images to be packed are given as the arguments of `pack_images`."""
+    arguments = {
+        "x": torch.ones(1, 2, 1, 4, 4),
+        "weight": torch.ones(1, 3, 1, 3, 3),
+        "bias": torch.ones(1, 3),
+        **changes,
+    }
+    if isinstance(arguments["x"], tuple):
+        images, *options = arguments["x"]
+        arguments["x"] = pack_images(images.to(DEVICE), *options)
     with pytest.raises(ValueError, match=message):
-        conv_relu_pool(**{"bias": torch.ones(1, 3), **given_, **changes})
+        conv_relu_pool(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -360,9 +351,12 @@ def test_wrong_operands_are_named(changes, message):
         ((torch.ones(2, 1, 4, 4).requires_grad_(), 3), "images must not require a gradient"),
         ((torch.ones(2, 1, 4, 4), 4), "width must be odd, got 4"),
         ((torch.ones(2, 1, 4, 4), 3, "bf16"), "precision must be one of"),
+        ((torch.ones(2, 1, 5, 4), 3), "cannot be packed, since height 5 is odd: pass them"),
+        ((torch.ones(2, 1, 4, 4), 9), "cannot be packed, since filter 9 is above 7"),
+        ((torch.ones(2, 1, 4, 4).double(), 3), "since images are torch.float64, not float32"),
     ],
 )
-def test_what_cannot_be_packed_is_named(arguments, message):
+def test_packing_unsupported_images_raises(arguments, message):
     with pytest.raises(ValueError, match=message):
         pack_images(*arguments)
 
@@ -376,20 +370,20 @@ PAPER_LAYERS = [(100, 3, 32, 32, 16, 5), (100, 16, 16, 16, 20, 5), (100, 20, 8, 
     [("fp16", 4), ("fp16", 16), ("tf32", 4), ("tf32", 16), ("tf32x3", 4), ("ieee", 4)],
 )
 @pytest.mark.parametrize("shape", PAPER_LAYERS, ids=str)
-def test_paper_layers_are_exact_on_the_gpu(shape, precision, replicas):
+def test_the_papers_layers_are_exact(shape, precision, replicas):
     tensors = operands((replicas, *shape), integers)
-    assert why_not_fused(*tensors[:3]) is None
-    ours = value_and_gradients(fused(precision), *tensors)
+    assert why_unsupported(*tensors[:3]) is None
+    ours = value_and_gradients(layer(precision), *tensors)
     assert_equal(ours, twin(*tensors))
-    assert_equal(value_and_gradients(fused(precision), *tensors), ours)
+    assert_equal(value_and_gradients(layer(precision), *tensors), ours)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
-def test_packed_data_set_is_exact_on_the_gpu(precision):
+def test_a_large_packed_data_set_is_exact(precision):
     shape = (4, *PAPER_LAYERS[0])
     x, weight, bias, cotangent = operands(shape, integers)
-    images = integers(5000, *x.shape[2:])  # more than one launch packs
+    images = integers(5000, *x.shape[2:])  # packed in more than one launch
     packed = pack_images(images, 5, precision)
     index = torch.randint(5000, x.shape[:2], device=DEVICE)
     y, _, *theirs = twin(images[index], weight, bias, cotangent)
@@ -402,15 +396,17 @@ def test_packed_data_set_is_exact_on_the_gpu(precision):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
-def test_runs_repeat_bit_for_bit_and_replay_as_a_graph(precision):
-    layer = partial(conv_relu_pool, precision=precision)
+def test_results_are_reproducible_eagerly_and_in_a_cuda_graph(precision):
     *tensors, cotangent = operands((4, *PAPER_LAYERS[1]), normal)
-    tensors = (*tensors, cotangent / cotangent.shape[1])  # of a mean: half precision's range
-    first = value_and_gradients(layer, *tensors)
-    assert_equal(value_and_gradients(layer, *tensors), first)
+    tensors = (
+        *tensors,
+        cotangent / cotangent.shape[1],
+    )  # as of a mean, within the range of half precision
+    first = value_and_gradients(layer(precision), *tensors)
+    assert_equal(value_and_gradients(layer(precision), *tensors), first)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = value_and_gradients(layer, *tensors)
+        captured = value_and_gradients(layer(precision), *tensors)
     for _ in range(3):
         for part in captured:
             part.fill_(float("nan"))

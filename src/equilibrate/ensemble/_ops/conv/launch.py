@@ -1,7 +1,7 @@
-"""Buffers, grids and streams of the Triton kernels (only imported where Triton is)."""
+"""Allocate buffers for the Triton kernels, choose their grids, and launch them."""
 
 # pyright: reportIndexIssue=false
-# A kernel is subscripted with its grid, which its type does not say where Triton is missing.
+# Kernels are launched with Triton's own syntax: the grid in brackets.
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,37 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _products, _repack
-from ._geometry import Geometry, blocks, packed_shape, power_of_two
-from .streams import SecondStream
+from equilibrate.ensemble._ops.conv import products, repack
+from equilibrate.ensemble._ops.conv.geometry import Geometry, blocks, packed_shape, power_of_two
+from equilibrate.ensemble._ops.side_stream import SideStream
 
 BLOCK = 512
-"""Entries a program of the elementwise kernels handles; its choice hardly matters."""
+"""Entries that one program of the elementwise kernels handles; the value hardly matters."""
 PIXELS = 64
-"""Pixels the spreading kernel handles at once; likewise."""
+"""Pixels that the spreading kernel handles at once; the value hardly matters."""
 CHIP = 132
-"""Programs that fill the chip: a fixed number, so that sums have one order on every machine."""
+"""Programs that fill the chip: fixed, so that sums have the same order on every machine."""
 PACKED_AT_ONCE = 4096
-"""Images of a data set that one launch packs, so that their entries are counted in 32 bits."""
+"""Images of a data set that one launch packs: few enough to count their entries in 32 bits."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Block shape of a matrix product and how a program runs it.
-
-    A window is read by `vector` entries at once: 16 bytes go past the chip's first cache, 8 bytes
-    through it.
-    """
+    """Block shape of a matrix product, and how a program runs it."""
 
     m: int
+    """Rows of a block."""
     k: int
+    """Terms of the sum that are added at once."""
     warps: int
+    """Warps of a program."""
     stages: int
+    """Stages of Triton's software pipeline."""
     vector: int = 8
+    """Entries read at once: loads of 16 bytes bypass the first-level cache, those of 8 use it."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the kernels and Triton's launcher want to know."""
+        """Arguments of the kernels and of Triton's launcher."""
         return {
             "BM": self.m, "BK": self.k, "VECTOR": self.vector,
             "num_warps": self.warps, "num_stages": self.stages,
@@ -47,11 +48,11 @@ class Tile:
 
 
 # Measured on an H200 with the layers of the paper's CNN, 16 replicas, in half precision and TF32.
-# The other precisions need more registers, hence smaller blocks.
+# The other precisions need more registers and therefore smaller blocks.
 
 
 def forward_tile(g: Geometry, precision: str) -> Tile:
-    """Block shape of the forward product."""
+    """Return the block shape of the forward product."""
     small = g.replicas * g.pooled < 128 * CHIP
     if precision == "fp16":
         if small:
@@ -66,10 +67,11 @@ def forward_tile(g: Geometry, precision: str) -> Tile:
 
 
 def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
-    """Block shape of the weight gradient and into how many summands a replica's batch is split.
+    """Return the block shape of the weight gradient, and the number of partial sums of a replica.
 
-    With fewer than four warps Triton takes the older matrix instructions, which read operands of
-    any width in any order; the newer ones want 32-bit operands transposed, and a slow fence then.
+    With fewer than four warps Triton uses the older matrix instructions, which read operands of
+    any width in any order. The newer ones need 32-bit operands transposed, which costs a slow
+    fence.
     """
     if precision == "fp16" and g.patch <= 256 and g.outputs <= 16:
         tile, programs = Tile(m=64, k=256, warps=8, stages=5, vector=4), CHIP
@@ -84,7 +86,7 @@ def weight_gradient_tile(g: Geometry, precision: str) -> tuple[Tile, int]:
 
 
 def input_gradient_tile(g: Geometry, precision: str) -> Tile:
-    """Block shape of the input gradient."""
+    """Return the block shape of the input gradient."""
     small = g.replicas * g.pooled < 128 * CHIP
     if precision == "fp16" and small:
         return Tile(m=64, k=64, warps=4, stages=4)
@@ -95,28 +97,29 @@ def input_gradient_tile(g: Geometry, precision: str) -> Tile:
     return Tile(m=64, k=16, warps=8, stages=2)
 
 
-_SECOND = SecondStream()
+_SIDE_STREAM = SideStream()
 
 
 def _rows_contiguous(parameter: Tensor) -> Tensor:
-    """The parameter of all replicas, each replica's part contiguous (a slice of θ is)."""
+    """Return the parameter with the part of each replica contiguous, as in a slice of θ."""
     return parameter if parameter[0].is_contiguous() else parameter.contiguous()
 
 
 def element_type(precision: str) -> torch.dtype:
-    """What packed images, filters and spread gradients are stored in."""
+    """Return the data type of packed images, filters and spread gradients."""
     return torch.float16 if precision == "fp16" else torch.float32
 
 
 def _product(precision: str) -> str:
-    """How Triton is to multiply the elements."""
+    """Return how Triton multiplies the elements."""
     return "ieee" if precision == "fp16" else precision
 
 
 def pack(x: Tensor, index: Tensor | None, width: int, precision: str) -> Tensor:
-    """Images (R, B, C, H, W), or index (R, B) and images (N, C, H, W), as the products read them.
+    """Return images in the layout that the products read.
 
-    Channels last, rounded to the precision, in a border of zeros for filters of `width`.
+    The layout has channels last, is rounded to the precision, and has a border of zeros for filters
+    of `width`. The images are (R, B, C, H, W), or (N, C, H, W) with an index (R, B).
     """
     leading = x.shape[:2] if index is None else index.shape
     shape = packed_shape(tuple(leading), tuple(x.shape[-3:]), width)
@@ -126,7 +129,7 @@ def pack(x: Tensor, index: Tensor | None, width: int, precision: str) -> Tensor:
 
 
 def pack_data_set(images: Tensor, width: int, precision: str) -> Tensor:
-    """Images (N, C, H, W) as the products read them."""
+    """Return a data set (N, C, H, W) in the layout that the products read."""
     shape = packed_shape((len(images),), tuple(images.shape[1:]), width)
     packed = images.new_empty(shape, dtype=element_type(precision))
     for some, x in zip(packed.split(PACKED_AT_ONCE), images.split(PACKED_AT_ONCE), strict=True):
@@ -136,7 +139,7 @@ def pack_data_set(images: Tensor, width: int, precision: str) -> Tensor:
 
 def _pack(packed: Tensor, x: Tensor, index: Tensor | None, width: int, precision: str) -> None:
     size = packed[0].numel()
-    _repack.pack_kernel[(blocks(size, 2 * BLOCK), len(packed))](
+    repack.pack_kernel[(blocks(size, 2 * BLOCK), len(packed))](
         x, None if index is None else index.contiguous(), packed,
         x.stride(0) if index is None else 0, x.stride(-4), size,
         STRIDE_C=x.stride(-3), STRIDE_Y=x.stride(-2), STRIDE_X=x.stride(-1),
@@ -147,16 +150,18 @@ def _pack(packed: Tensor, x: Tensor, index: Tensor | None, width: int, precision
 
 @dataclass(frozen=True)
 class Images:
-    """Packed images, each replica's own (R, B, …), or one set (N, …) for all; in `index` order."""
+    """Packed images as the kernels take them."""
 
     packed: Tensor
+    """Images of each replica, (R, B, …), or a data set for all, (N, …)."""
     index: Tensor | None
+    """Indices into the data set, (R, B), or None to use the images in their order."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the kernels want to know."""
+        """Arguments of the kernels."""
         shared = self.packed.ndim == 4
-        index = None if self.index is None else self.index
+        index = self.index
         if index is not None and index.stride(1) != 1:
             index = index.contiguous()
         return {
@@ -175,7 +180,7 @@ def forward(
     precision: str,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Pooled activations and where each maximum sat (4: ReLU dead)."""
+    """Return pooled outputs, and the position of each maximum (4 where the ReLU is zero)."""
     tile = tile or forward_tile(g, precision)
     main, tail = g.output_blocks
     columns, depth = 4 * (main + tail), blocks(g.patch, tile.k) * tile.k
@@ -183,12 +188,12 @@ def forward(
     filters = images.packed.new_empty(g.replicas, columns, depth)
     y = weight.new_empty(g.pooled_shape)
     argmax = weight.new_empty(g.pooled_shape, dtype=torch.uint8)
-    _repack.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
+    repack.expand_filters_kernel[(blocks(columns * depth, BLOCK), g.replicas)](
         weight, filters, weight.stride(0),
         O=g.outputs, O_MAIN=main, O_TAIL=tail, C=g.channels, CP=g.padded_channels, F=g.filter,
         KP=depth, ROUND=precision == "tf32", BLOCK=BLOCK,
     )  # fmt: skip
-    _products.forward_kernel[(blocks(g.pooled, tile.m), g.replicas)](
+    products.forward_kernel[(blocks(g.pooled, tile.m), g.replicas)](
         **images.arguments, filters=filters, bias=bias, y=y, argmax=argmax,
         stride_bias=bias.stride(0), M=g.pooled,
         O=g.outputs, O_MAIN=main, O_TAIL=tail, CP=g.padded_channels,
@@ -201,7 +206,7 @@ def forward(
 def weight_gradient(
     images: Images, grad: Tensor, argmax: Tensor, g: Geometry, precision: str
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of weight and bias."""
+    """Return the gradients of weight and bias."""
     spread, sums = spread_gradient(grad, argmax, g, precision, border=0)
     product = WeightGradient(images, spread, sums, g, precision)
     product.launch()
@@ -211,17 +216,17 @@ def weight_gradient(
 def gradients(
     images: Images, grad: Tensor, argmax: Tensor, weight: Tensor, g: Geometry, precision: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the images (channels last), weight and bias."""
+    """Return the gradients of the images (channels last), weight and bias."""
     inward = InputGradient(weight, g, precision)
-    with _SECOND.beside(grad.device):
+    with _SIDE_STREAM.use(grad.device):
         inward.expand()
     spread, sums = spread_gradient(grad, argmax, g, precision, border=g.reach)
-    _SECOND.join(grad.device)
+    _SIDE_STREAM.join(grad.device)
     product = WeightGradient(images, spread, sums, g, precision)
-    with _SECOND.beside(grad.device):
+    with _SIDE_STREAM.use(grad.device):
         product.launch()
     inward.launch(spread)
-    _SECOND.join(grad.device)
+    _SIDE_STREAM.join(grad.device)
     return inward.x, product.weight, product.bias
 
 
@@ -232,10 +237,10 @@ def _scale(g: Geometry, precision: str) -> float:
 def spread_gradient(
     grad: Tensor, argmax: Tensor, g: Geometry, precision: str, border: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradients as the products read them, and summands of the bias gradient.
+    """Return gradients in the layout that the products read, and partial sums of the bias gradient.
 
-    Each stands where its maximum sat, 0 at the three other positions; around each image lies a
-    border of zeros.
+    Each gradient is at the position of its maximum, with 0 at the three other positions. Each image
+    has a border of zeros.
     """
     main, tail = g.output_blocks
     height, width = g.height // 2, g.width // 2
@@ -246,7 +251,7 @@ def spread_gradient(
     pixels = spread[0, ..., 0].numel()
     steps = 4 if g.replicas * pixels >= 4 * PIXELS * CHIP else 1
     sums = grad.new_empty(g.replicas, blocks(pixels, PIXELS * steps), g.outputs)
-    _repack.spread_kernel[(sums.shape[1], g.replicas)](
+    repack.spread_kernel[(sums.shape[1], g.replicas)](
         grad, argmax, spread, sums, grad.stride(0), grad.stride(1), _scale(g, precision), pixels,
         STRIDE_O=grad.stride(2), STRIDE_Y=grad.stride(3), STRIDE_X=grad.stride(4),
         O=g.outputs, O_MAIN=main, O_TAIL=tail, H2=height, W2=width,
@@ -279,18 +284,18 @@ class WeightGradient:
         self.bias = sums.new_empty(g.replicas, g.outputs)
 
     def launch(self) -> None:
-        """Fill `weight` and `bias`."""
+        """Compute `weight` and `bias`."""
         self.multiply()
         self.fold()
 
     def multiply(self) -> None:
-        """Fill `partial`."""
+        """Compute the partial sums of the weight gradient."""
         g, tile = self.g, self.tile
         main, tail = g.output_blocks
         image, width = g.pooled // g.batch, g.width // 2
         whole = image % tile.m == 0 and tile.m % width == 0
         whole |= tile.m % image == 0 and self.images.index is None
-        _products.weight_gradient_kernel[(blocks(g.patch, tile.k), self.splits, g.replicas)](
+        products.weight_gradient_kernel[(blocks(g.patch, tile.k), self.splits, g.replicas)](
             **self.images.arguments, spread=self.spread, partial=self.partial, M=g.pooled,
             O_MAIN=main, O_TAIL=tail, CP=g.padded_channels, H=g.height, W=g.width,
             F=g.filter, BORDER=(self.spread.shape[2] - g.height // 2) // 2, STEPS=self.steps,
@@ -299,13 +304,13 @@ class WeightGradient:
         )  # fmt: skip
 
     def fold(self) -> None:
-        """Sum `partial` and the shares of the bias up."""
+        """Add up the partial sums of weight and bias gradient."""
         g = self.g
-        _products.fold_kernel[(g.channels * g.filter + 1, g.replicas)](
+        products.fold_kernel[(g.channels * g.filter + 1, g.replicas)](
             self.partial, self.sums, self.weight, self.bias, 1 / _scale(g, self.precision),
             O=g.outputs, OP=sum(g.output_blocks), OB=power_of_two(g.outputs),
             C=g.channels, CP=g.padded_channels, F=g.filter,
-            SPLITS=self.splits, AT_ONCE=min(self.splits, 8), SHARES=self.sums.shape[1],
+            SPLITS=self.splits, AT_ONCE=min(self.splits, 8), BIAS_SUMS=self.sums.shape[1],
             BLOCK=power_of_two(g.filter * g.outputs),
         )  # fmt: skip
 
@@ -331,17 +336,17 @@ class InputGradient:
         self.x = weight.new_empty(g.image_shape)
 
     def expand(self) -> None:
-        """Lay the weights out as the product reads them."""
+        """Lay out the weights as the product reads them."""
         g = self.g
-        _repack.expand_transpose_kernel[(blocks(self.filters[0].numel(), BLOCK), g.replicas)](
+        repack.expand_transpose_kernel[(blocks(self.filters[0].numel(), BLOCK), g.replicas)](
             self.given, self.filters, self.given.stride(0),
             O=g.outputs, F=g.filter, ROUND=self.precision == "tf32", BLOCK=BLOCK, **self.sizes,
         )  # fmt: skip
 
     def launch(self, spread: Tensor) -> None:
-        """Fill `x`, from spread gradients with a border of `g.reach`."""
+        """Compute `x` from spread gradients with a border of `g.reach`."""
         g, tile = self.g, self.tile
-        _products.input_gradient_kernel[(blocks(g.pooled, tile.m), g.replicas)](
+        products.input_gradient_kernel[(blocks(g.pooled, tile.m), g.replicas)](
             self.filters, spread, self.x, g.pooled, 1 / _scale(g, self.precision),
             H=g.height, W=g.width, PRECISION=_product(self.precision),
             **self.sizes, **tile.options,

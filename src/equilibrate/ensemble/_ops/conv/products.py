@@ -1,25 +1,26 @@
-"""Triton kernels of the three matrix products behind `conv_relu_pool`.
+"""Triton kernels of the three matrix products of `conv_relu_pool`.
 
-A pooled pixel sees an (F+1)² patch of the input, and its four candidates are four shifted F²
+A pooled pixel depends on an (F+1)² patch of the input, and its four candidates are four shifted F²
 filters in that patch. So the convolution is one product, patch (K = (F+1)²·C) times filters
-(N = 4·O), with the maximum over the four taken in registers: each patch is read once for all four.
-At F = 5 the filter matrix is 25/36 full; the tensor cores have the slack, the memory has not.
+(N = 4·O), and the maximum over the four is computed in registers: each patch is read only once.
+At F = 5 the filter matrix is 25/36 full. The additional products are cheap, since the kernel is
+limited by memory.
 
     forward          Y[m, (p, o)] = Σ_k patch[m, k] filters[(p, o), k]; then max over p, bias, ReLU
-    weight gradient  D[k, (o, p)] = Σ_m patch[m, k] S[m, (o, p)];       then p is folded in
+    weight gradient  D[k, (o, p)] = Σ_m patch[m, k] S[m, (o, p)];       then sum over p
     input gradient   X[m, (s, c)] = Σ_j S[m + j, (o, p)] filters'[(s, c), (j, o, p)]
 
 Here m runs over pooled pixels, p over the four pool positions, s over the four pixels of a 2×2
 block of the input, j over the neighbouring pooled pixels, and S[m, (o, p)] is the gradient of
-pooled pixel m if its maximum sat at p, else 0.
-Block shapes are powers of two; so a count such as O = 20 is covered by a main block of 16 and a
-tail of 4 (names ending in `_TAIL`; 0 for none), not by 32.
+pooled pixel m if its maximum is at p, else 0.
+Block shapes are powers of two. A count such as O = 20 is covered by a main block of 16 and a tail
+of 4 (names ending in `_TAIL`; 0 for none), not by 32.
 """
 
 # ruff: noqa: E741, SIM108
 # pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false
-# O is the number of filters, as in the shape (R, O, C, F, F). Branches on constants are decided
-# while Triton compiles, and written out.
+# O is the number of filters, as in the shape (R, O, C, F, F). Triton resolves branches on
+# constants at compile time.
 
 import triton
 import triton.language as tl
@@ -27,10 +28,10 @@ import triton.language as tl
 
 @triton.jit
 def window_offset(k, SEGMENT: tl.constexpr, ROW: tl.constexpr, VECTOR: tl.constexpr):
-    """Where entry k of a window lies: its rows are SEGMENT long, those of the image ROW.
+    """Return the offset of entry k of a window with rows of SEGMENT entries in an image of ROW.
 
-    Both are multiples of 8, because an even number of pixels, or whole pixels of 64 entries and
-    more, make them up. VECTOR, 8 or 4, is how many entries may be read at once.
+    Both are multiples of 8: they consist of an even number of pixels, or of pixels with at least 64
+    entries. VECTOR, 8 or 4, is the number of entries that may be read at once.
     """
     offset = k + k // SEGMENT * (ROW - SEGMENT)
     return tl.max_contiguous(tl.multiple_of(offset, VECTOR), VECTOR)
@@ -38,7 +39,7 @@ def window_offset(k, SEGMENT: tl.constexpr, ROW: tl.constexpr, VECTOR: tl.conste
 
 @triton.jit
 def patch_start(row, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
-    """Which pixel of the packed images is the first of the patch under pooled pixel `row`."""
+    """Return the index of the first pixel of the patch of pooled pixel `row` in packed images."""
     HP: tl.constexpr = H + F // 2 * 2
     WP: tl.constexpr = W + F // 2 * 2
     H2: tl.constexpr = H // 2
@@ -48,7 +49,7 @@ def patch_start(row, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def pooled_pixel(row, H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr):
-    """Which pixel of the bordered pooled images is pooled pixel `row`."""
+    """Return the index of pooled pixel `row` in pooled images with a border."""
     HP: tl.constexpr = H2 + 2 * BORDER
     WP: tl.constexpr = W2 + 2 * BORDER
     return (row // (H2 * W2) * HP + row // W2 % H2 + BORDER) * WP + row % W2 + BORDER
@@ -56,7 +57,7 @@ def pooled_pixel(row, H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr):
 
 @triton.jit
 def image_number(index, b):
-    """Which packed image is image b of the batch."""
+    """Return the index of the packed image that is image b of the batch."""
     if index is None:
         image = b.to(tl.int64)
     else:
@@ -71,7 +72,7 @@ def windows_by_filters(
     N_MAIN: tl.constexpr, N_TAIL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Products of BM windows, which begin at `window`, and N_MAIN + N_TAIL filters (N, KP)."""
+    """Return the products of BM windows, starting at `window`, and N_MAIN + N_TAIL filters."""
     n = tl.arange(0, N_MAIN)
     acc = tl.zeros((BM, N_MAIN), tl.float32)
     if N_TAIL > 0:
@@ -96,16 +97,17 @@ def windows_by_filters(
 
 @triton.jit
 def pool(acc, bias, o, O: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr):
-    """Maximum over the four positions (the first of equals), bias and ReLU; 4 marks a dead one.
+    """Return the maximum over the four positions after bias and ReLU, and its position.
 
-    Columns are (p, o), which puts the four into one thread.
+    The position is that of the first of equal maxima, or 4 where the ReLU is zero. Columns are
+    (p, o), which keeps the four positions in one thread.
     """
     v = tl.reshape(acc, (BM, 4, BO))
     best = tl.max(v, axis=1)
     p = tl.arange(0, 4)[None, :, None]
     position = tl.min(tl.where(v == best[:, None, :], p, 3), axis=1)
     best += tl.load(bias + o, mask=o < O, other=0.0)[None, :]
-    dead = best <= 0  # and not best > 0: a NaN must stay one
+    dead = best <= 0  # not `~(best > 0)`: a NaN must stay a NaN
     return tl.where(dead, 0.0, best), tl.where(dead, 4, position).to(tl.uint8)
 
 
@@ -153,11 +155,11 @@ def locate(
     H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
     BORDER: tl.constexpr, BM: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Where patches and gradients of the BM pooled pixels from m on begin, and which of them exist.
+    """Return the offsets of patches and gradients of BM pooled pixels from m, and which are valid.
 
-    ALIGNED promises that M is a multiple of BM and that a block ends no row or image half way, or
-    is made of whole images one behind the other: then its pixels lie where its first does, plus
-    constants, and a loop needs no divisions.
+    ALIGNED means that M is a multiple of BM, and that a block consists of whole rows of one image,
+    or of whole consecutive images. Then the offsets are those of the first pixel plus constants,
+    and a loop needs no divisions.
     """
     H2: tl.constexpr = H // 2
     W2: tl.constexpr = W // 2
@@ -188,7 +190,7 @@ def weight_gradient_kernel(
     STEPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ALIGNED: tl.constexpr,
     VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """D[k, (o, p)] over STEPS·BM pooled pixels: one summand, so that the sum has a fixed order."""
+    """Partial sum of D[k, (o, p)] over STEPS·BM pooled pixels; partial sums have a fixed order."""
     H2: tl.constexpr = H // 2
     W2: tl.constexpr = W // 2
     K: tl.constexpr = (F + 1) * (F + 1) * CP
@@ -233,12 +235,12 @@ def fold_kernel(
     partial, sums, grad_weight, grad_bias, unscale,
     O: tl.constexpr, OP: tl.constexpr, OB: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, F: tl.constexpr,
-    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, BIAS_SUMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """grad_weight[r, o, c, y, x] = Σ_split Σ_p D[(y + p_y, x + p_x, c), (o, p)], in that order.
 
-    A program has one c and y, so that the positions' reads of a line of D meet in its cache; the
-    last has the bias.
+    One program handles one c and y, so that reads of the same line of D hit the cache. The last
+    program handles the bias.
     """
     K: tl.constexpr = (F + 1) * (F + 1) * CP
     c = tl.program_id(0) // F
@@ -251,7 +253,7 @@ def fold_kernel(
         dx = t // O
         acc = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, SPLITS, AT_ONCE):
-            for i in tl.static_range(4 * AT_ONCE):  # many loads under way at once
+            for i in tl.static_range(4 * AT_ONCE):  # many loads in flight at once
                 split = start + i // 4
                 p = i % 4
                 k = ((dy + p // 2) * (F + 1) + dx + p % 2) * CP + c
@@ -263,11 +265,11 @@ def fold_kernel(
     else:
         channel = tl.arange(0, OB)
         acc_bias = tl.zeros((OB,), tl.float32)
-        for first in range(0, SHARES, 256):
+        for first in range(0, BIAS_SUMS, 256):
             i = first + tl.arange(0, 256)
-            share = sums + (r * SHARES + i)[:, None] * O + channel[None, :]
-            mask = (i < SHARES)[:, None] & (channel < O)[None, :]
-            acc_bias += tl.sum(tl.load(share, mask=mask, other=0.0), axis=0)
+            bias_sum = sums + (r * BIAS_SUMS + i)[:, None] * O + channel[None, :]
+            mask = (i < BIAS_SUMS)[:, None] & (channel < O)[None, :]
+            acc_bias += tl.sum(tl.load(bias_sum, mask=mask, other=0.0), axis=0)
         tl.store(grad_bias + r * O + channel, acc_bias, mask=channel < O)
 
 
@@ -278,7 +280,7 @@ def input_gradient_kernel(
     H: tl.constexpr, W: tl.constexpr, REACH: tl.constexpr, KP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """grad_x on the 2×2 blocks under BM pooled pixels of one replica."""
+    """grad_x in the 2×2 blocks of BM pooled pixels of one replica."""
     H2: tl.constexpr = H // 2
     W2: tl.constexpr = W // 2
     WP: tl.constexpr = W2 + 2 * REACH

@@ -1,4 +1,4 @@
-"""A step recorded once as a CUDA graph and replayed, so that the host only says "again"."""
+"""Capture a training step in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from torch import Tensor
 _WARM_UPS = 2
 
 
-def captured(
+def capture(
     step: Callable[[], None], written: Sequence[Tensor], times: int = 1
 ) -> Callable[[], None]:
-    """So many of `step` as the replay of a CUDA graph; it must read and write static tensors alone.
+    """Capture several calls of a function in one CUDA graph.
 
-    Before a capture the step has to run a few times, for compilers and libraries to set themselves
-    up; what it has `written` and would read is put back each time.
+    Compilers and libraries set themselves up in the first calls, so the function is called a few
+    times before the capture. The tensors in `written` are restored after each of these calls.
+
+    Args:
+        step: The function. It may only read and write static tensors.
+        written: The tensors that `step` both reads and modifies.
+        times: Number of calls in the graph.
+
+    Returns:
+        A function that replays the graph.
     """
     with torch.cuda.device(written[0].device):
         saved = [tensor.clone() for tensor in written]

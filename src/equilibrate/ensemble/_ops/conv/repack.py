@@ -1,9 +1,9 @@
-"""Triton kernels that lay images, gradients and weights out as the products read them."""
+"""Triton kernels that lay out images, gradients and weights as the products read them."""
 
 # ruff: noqa: E741, RET505
 # pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false
-# O is the number of filters, as in the shape (R, O, C, F, F). Branches on constants are decided
-# while Triton compiles, and have their else.
+# O is the number of filters, as in the shape (R, O, C, F, F). Triton resolves branches on
+# constants at compile time, if they have an else.
 
 import triton
 import triton.language as tl
@@ -11,9 +11,10 @@ import triton.language as tl
 
 @triton.jit
 def round_mantissa(v, BITS: tl.constexpr):
-    """Clear the lowest bits of a float32, rounding to nearest.
+    """Return a float32 rounded to nearest, with its lowest bits cleared.
 
-    13 bits make it a TF32 number. The tensor cores would cut them off and so bias every product.
+    With 13 bits the result is a TF32 number. The tensor cores would truncate instead, which biases
+    every product.
     """
     bits = v.to(tl.int32, bitcast=True)
     rounded = (bits + (1 << (BITS - 1))) & -(1 << BITS)
@@ -29,8 +30,8 @@ def pack_kernel(
 ):  # fmt: skip
     """Copy images to channels-last with a border of zeros: (R, B, H+2·PAD, W+2·PAD, CP).
 
-    With an `index`, image (r, b) is image index[r, b] of x, and stride_r is not used. `size` counts
-    the entries of a replica.
+    With an `index`, image (r, b) is image index[r, b] of x, and stride_r is not used. `size` is the
+    number of entries of a replica.
     """
     HP: tl.constexpr = H + 2 * PAD
     WP: tl.constexpr = W + 2 * PAD
@@ -55,12 +56,12 @@ def pack_kernel(
 
 @triton.jit
 def spread_block(
-    grad, argmax, spread, scale, pixel, there, inside,
+    grad, argmax, spread, scale, pixel, exists, inside,
     FIRST: tl.constexpr, BO: tl.constexpr,
     STRIDE_O: tl.constexpr, O: tl.constexpr, NP: tl.constexpr, ROUND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Spread BO channels from FIRST on; return their gradients, those of dead ReLUs 0."""
+    """Return the gradients of BO channels from FIRST, 0 where the ReLU is zero; spread them."""
     o = FIRST + tl.arange(0, BO)
     mask = inside[:, None] & (o < O)[None, :]
     g = tl.load(grad[:, None] + o[None, :] * STRIDE_O, mask=mask, other=0.0)
@@ -69,12 +70,12 @@ def spread_block(
     v = g * scale
     if ROUND:
         v = round_mantissa(v, 13)
-    # Joined, the four lie in one thread and make rows of the store, which a third axis would not.
+    # tl.join keeps the four in one thread and makes contiguous rows; a third axis would not.
     even = tl.join(tl.where(i == 0, v, 0.0), tl.where(i == 2, v, 0.0))
     odd = tl.join(tl.where(i == 1, v, 0.0), tl.where(i == 3, v, 0.0))
     s = tl.reshape(tl.join(even, odd).to(spread.dtype.element_ty), (BLOCK, 4 * BO))
     n = 4 * FIRST + tl.arange(0, 4 * BO)
-    tl.store(spread + (pixel * NP)[:, None] + n[None, :], s, mask=there[:, None])
+    tl.store(spread + (pixel * NP)[:, None] + n[None, :], s, mask=exists[:, None])
     return g
 
 
@@ -86,9 +87,10 @@ def spread_kernel(
     H2: tl.constexpr, W2: tl.constexpr, BORDER: tl.constexpr, ROUND: tl.constexpr,
     STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """spread[r, pixel, (o, p)] = scale · gradient if the maximum sat at p, else 0; bordered by 0.
+    """spread[r, pixel, (o, p)] = scale · gradient if the maximum is at p, else 0; the border is 0.
 
-    A dead ReLU's gradient is 0. `sums` gets each program's share of the bias gradient.
+    The gradient is 0 where the ReLU is zero. Each program writes a partial sum of the bias gradient
+    to `sums`.
     """
     HP: tl.constexpr = H2 + 2 * BORDER
     WP: tl.constexpr = W2 + 2 * BORDER
@@ -103,34 +105,34 @@ def spread_kernel(
         acc_tail = tl.zeros((BLOCK, O_TAIL), tl.float32)
     for step in range(STEPS):
         pixel = (tl.program_id(0) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
-        there = pixel < pixels
+        exists = pixel < pixels
         unsigned = pixel.to(tl.uint32)
         b = (unsigned // (HP * WP)).to(tl.int32)
         qy = (unsigned // WP % HP).to(tl.int32) - BORDER
         qx = (unsigned % WP).to(tl.int32) - BORDER
-        inside = there & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
+        inside = exists & (qy >= 0) & (qy < H2) & (qx >= 0) & (qx < W2)
         source = grad + b * stride_b + qy * STRIDE_Y + qx * STRIDE_X
         position = argmax + (b * (H2 * W2) + qy * W2 + qx) * O
         acc += spread_block(
-            source, position, spread, scale, pixel, there, inside,
+            source, position, spread, scale, pixel, exists, inside,
             0, O_MAIN, STRIDE_O, O, NP, ROUND, BLOCK,
         )  # fmt: skip
         if O_TAIL > 0:
             acc_tail += spread_block(
-                source, position, spread, scale, pixel, there, inside,
+                source, position, spread, scale, pixel, exists, inside,
                 O_MAIN, O_TAIL, STRIDE_O, O, NP, ROUND, BLOCK,
             )  # fmt: skip
-    share = sums + (r * tl.num_programs(0) + tl.program_id(0)) * O
+    partial_sum = sums + (r * tl.num_programs(0) + tl.program_id(0)) * O
     o = tl.arange(0, O_MAIN)
-    tl.store(share + o, tl.sum(acc, axis=0), mask=o < O)
+    tl.store(partial_sum + o, tl.sum(acc, axis=0), mask=o < O)
     if O_TAIL > 0:
         o = O_MAIN + tl.arange(0, O_TAIL)
-        tl.store(share + o, tl.sum(acc_tail, axis=0), mask=o < O)
+        tl.store(partial_sum + o, tl.sum(acc_tail, axis=0), mask=o < O)
 
 
 @triton.jit
 def split_main_tail(t, MAIN: tl.constexpr, TAIL: tl.constexpr):
-    """(quarter, channel) of column t: four blocks of MAIN channels, then four of TAIL."""
+    """Return (quarter, channel) of column t: four blocks of MAIN channels, then four of TAIL."""
     if TAIL > 0:
         u = t - 4 * MAIN
         return tl.where(u < 0, t // MAIN, u // TAIL), tl.where(u < 0, t % MAIN, MAIN + u % TAIL)
