@@ -28,10 +28,10 @@ def simulated_excess_loss(rate: float, momentum: float) -> float:
     """Return ⟨f − f₀⟩ of simulated replicas that start at the minimum, far from stationary."""
     sgd = model(rate, momentum)
     generator = torch.Generator().manual_seed(0)
-    rest = sgd.stationary(REPLICAS, generator)
-    start = type(rest)(torch.zeros_like(rest.position), torch.zeros_like(rest.velocity))
+    theta, velocity = sgd.stationary(REPLICAS, generator)
+    start = torch.zeros_like(theta), torch.zeros_like(velocity)
     *_, last = sgd.simulate(start, STEPS, generator)
-    return sgd.loss(last.next_position).mean().item()
+    return sgd.loss(last.parameters_after).mean().item()
 
 
 def draw() -> Figure:

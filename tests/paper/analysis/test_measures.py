@@ -111,7 +111,8 @@ def test_product_of_velocity_and_noise_in_reshuffled_epochs(momentum, batches, r
     generator = torch.Generator().manual_seed(0)
     steps = simulate_reshuffled(model, model.stationary(1000, generator), batches, 8, generator)
     noise = [
-        float((step.velocity * (step.gradient - step.position)).sum(1).mean()) for step in steps
+        float((step.velocity_before * (step.gradient - step.parameters)).sum(1).mean())
+        for step in steps
     ]
     predicted = product_of_one_mode(momentum, rate, batches)
     slow = measures.reshuffled_product(momentum, batches)
