@@ -17,9 +17,8 @@ from torch.nn.functional import cross_entropy
 
 from equilibrate import landscape
 from equilibrate.ensemble import Sampling
+from equilibrate.landscape import Batch, Loss
 from equilibrate.landscape import plot as landscape_figure
-from equilibrate.landscape.examples import Batch
-from equilibrate.landscape.surface import Loss
 from equilibrate.paper.data import datasets as data
 from equilibrate.paper.protocol import models
 from equilibrate.paper.runs.training import TASKS, spare_threads
@@ -106,20 +105,20 @@ def command(
 
         found = landscape.sweep(
             build,
+            loss,
             examples,
             lrs=rates,
             seeds=range(seeds),
             batch_size=batch_size,
             momentum=momentum,
             weight_decay=weight_decay,
-            loss=loss,
             sampling=kind,
-            tolerance=tolerance,
+            threshold=tolerance,
             max_epochs=max_epochs,
             epochs=epochs,
             device=on,
             progress=tell,
-            finished=lambda rate: writer.write(asdict(rate)),
+            on_point=lambda point: writer.write(asdict(point)),
         )
         bar.update(job, completed=len(rates), status="")
     fit = landscape.fit(found)
