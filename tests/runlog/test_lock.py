@@ -21,7 +21,7 @@ with lock(sys.argv[1]):
 def test_second_lock_raises_until_the_first_is_released(tmp_path):
     with (
         lock(tmp_path / "run"),
-        pytest.raises(RecordError, match="another run is writing to .*run: wait for it to end"),
+        pytest.raises(RecordError, match=r"another run is writing to .*run: wait for it to end"),
         lock(tmp_path / "run"),
     ):
         pass

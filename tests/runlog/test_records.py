@@ -90,7 +90,7 @@ def test_resume_with_a_checkpoint_but_no_record_raises(tmp_path, left):
     path = tmp_path / "run.jsonl"
     if left != "nothing":
         path.touch()
-    with pytest.raises(RecordError, match=r"has 0 rows, but the checkpoint was saved after 3 rows.*overwrite"):
+    with pytest.raises(RecordError, match=r"has 0 rows, but .* saved after 3 rows.*overwrite"):
         Writer(path, config=CONFIG, mode="resume", keep=3)
 
 

@@ -17,10 +17,11 @@ def main() -> None:
     try:
         from equilibrate.cli.app import run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "equilibrate":
+        package = (error.name or "equilibrate").partition(".")[0]
+        if package == "equilibrate":
             raise
         sys.exit(
-            f"equilibrate: the command line needs {error.name}, which is not installed. Install it "
+            f"equilibrate: the command line needs {package}, which is not installed. Install it "
             "with: pip install 'equilibrate[experiments]'"
         )
     run()
