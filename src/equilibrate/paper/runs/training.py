@@ -126,7 +126,11 @@ class _Run:
             weight_decay=settings.weight_decay,
         )
         self.scheduler = FDRScheduler(
-            self.optimizer, threshold=settings.threshold, factor=settings.factor
+            self.optimizer,
+            threshold=settings.threshold,
+            factor=settings.factor,
+            every=1,  # as in the paper: every step is measured, and a decision needs no minimum
+            min_steps=1,
         )
 
     def advance(self) -> dict[str, Any]:
