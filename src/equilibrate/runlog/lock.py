@@ -16,7 +16,7 @@ def lock(folder: Path | str) -> Iterator[None]:
     """Lock `folder` against other processes while the `with` block runs.
 
     The folder is created if it is missing. The operating system releases the lock of a killed
-    process. The file `.lock` stays in the folder; whether it exists says nothing about the lock.
+    process. The file `.lock` stays in the folder after the lock is released.
 
     Args:
         folder: The folder to lock.

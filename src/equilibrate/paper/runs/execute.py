@@ -48,16 +48,16 @@ def execute(
         progress: Called with the number of completed epochs, at the start and after each epoch.
     """
     record, checkpoint = record_path(folder, run.name), checkpoint_path(folder, run.name)
-    begun = record.exists() and record.stat().st_size > 0 and not overwrite
-    state = checkpoints.load(checkpoint) if begun else None
+    resuming = record.exists() and record.stat().st_size > 0 and not overwrite
+    state = checkpoints.load(checkpoint) if resuming else None
     config = run.to_config() | {
         "profile": profile,
         "fingerprint": data.fingerprint,
         "device": torch.device(device).type,
         "steps_per_epoch": len(data.train_images) // run.task.batch_size,
     }
-    keep = _rows_to_keep(run, record, state) if begun else 0
-    if not begun:  # a checkpoint of an earlier record must not be used after a kill
+    keep = _rows_to_keep(run, record, state) if resuming else 0
+    if not resuming:  # a checkpoint of an earlier record must not be used after a kill
         checkpoints.remove(checkpoint)
     mode = "overwrite" if overwrite else "resume"
     with records.Writer(record, config=config, mode=mode, keep=keep) as writer:
