@@ -169,9 +169,7 @@ def test_invalid_arguments_raise(tmp_path):
         reproduce(["1a"], out=tmp_path, part="mlp-sequence:7-8")
     with pytest.raises(ValueError, match="has no effect, because 1a does not need mlp-adam"):
         reproduce(["1a"], out=tmp_path, part="mlp-adam:0-1")
-    with pytest.raises(
-        ValueError, match="because mlp-unbiased, mlp-sequence start from the"
-    ):
+    with pytest.raises(ValueError, match="because mlp-unbiased, mlp-sequence start from the"):
         reproduce(["1a"], out=tmp_path, part="mlp-initial:0-1")
     with pytest.raises(ValueError, match="profile='fast' is unknown"):
         reproduce(["1a"], out=tmp_path, profile="fast")
@@ -183,9 +181,7 @@ def test_comparing_precisions_on_a_cpu_raises(tmp_path, monkeypatch):
     compared = {name: replace(quick["mlp-initial"], name=name) for name in ("mlp-fp32", "mlp-tf32")}
     few = {"mlp-initial": quick["mlp-initial"], **compared}
     monkeypatch.setattr(profiles, "PROFILES", {"quick": Profile("quick", few, 1)})
-    with pytest.raises(
-        ValueError, match=r"'B2a' compares precisions .*: run it on a GPU"
-    ):
+    with pytest.raises(ValueError, match=r"'B2a' compares precisions .*: run it on a GPU"):
         reproduce(["B2a"], out=tmp_path, device="cpu", **SHORT)
     assert not [*tmp_path.iterdir()]
     reproduce(out=tmp_path, device="cpu", **SHORT)
