@@ -113,7 +113,7 @@ class Monitor:
         return self._combined(self._probes)
 
     def group_readings(self) -> dict[str, Reading]:
-        """Return FDR1 for each parameter group: "group 0", "group 1", …
+        """Return FDR1 for each parameter group, by the names "group 0", "group 1" and so on.
 
         FDR1 holds for every group by itself, with its own learning rate, momentum and dampening.
         """
@@ -353,7 +353,7 @@ class Monitor:
     # Readings ---------------------------------------------------------------------------------
 
     def _combined(self, probes: list[Probe]) -> Reading:
-        """Sum both sides over parts of the model: they are additive."""
+        """Return the reading of some parts of the model: both sides are additive."""
         left = right = 0.0
         count = 0.0
         for probe in probes:

@@ -1,19 +1,13 @@
-"""Sweeps against exact regression, and the command end to end."""
+"""Sweeps against exact regression."""
 
-import json
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import typer
 from support.regression_oracle import exact_averages, half_square
 from torch import nn
-from typer.testing import CliRunner
 
 from equilibrate import estimates
-from equilibrate.cli import landscape as landscape_command
 from equilibrate.ensemble import Epoch
 from equilibrate.landscape import fit, sweep, sweeps
 
@@ -112,86 +106,3 @@ def test_waiting_requires_fdr1_in_two_windows():
     run = sweeps._ConstantRateRun(ensemble, None)  # pyright: ignore[reportArgumentType]
     assert run.wait(threshold=0.1, max_epochs=50)
     assert run.epochs == 10
-
-
-# -- the command -------------------------------------------------------------------------------
-
-TASK_MODULE = """
-import torch
-from torch import nn
-
-def task():
-    generator = torch.Generator().manual_seed(0)
-    data = torch.randn(40, 3, generator=generator), torch.randn(40, 1, generator=generator)
-    def build(seed):
-        model = nn.Linear(3, 1)
-        nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
-        return model
-    return build, data, lambda out, y: (out - y).square().mean() / 2
-"""
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    app = typer.Typer()
-    app.command()(landscape_command.command)
-    return lambda *arguments: CliRunner().invoke(app, list(arguments))
-
-
-def test_the_command_measures_a_task_of_the_users_own(run, tmp_path):
-    (tmp_path / "own_regression_task.py").write_text(TASK_MODULE)
-    arguments = [
-        "--task", "own_regression_task:task", "--lrs", "0.1,0.05", "--seeds", "3",
-        "--batch-size", "4", "--out", "found", "--weight-decay", "0", "--tolerance", "0.1",
-    ]  # fmt: skip
-    result = run(*arguments)
-    assert result.exception is None, result.output
-    assert "Tr(HC̃) = " in result.output
-    assert (tmp_path / "found/landscape.png").stat().st_size > 10_000
-    assert "Slope of G" in (tmp_path / "found/landscape.txt").read_text()
-    first, *rows = map(json.loads, (tmp_path / "found/landscape.jsonl").read_text().splitlines())
-    assert first["config"]["lrs"] == [0.1, 0.05]
-    assert [row["lr"] for row in rows] == [0.1, 0.05]
-    assert "holds an earlier run: give --overwrite" in str(run(*arguments).exception)
-
-
-@pytest.mark.parametrize(
-    ("returned", "got"),
-    [
-        ("nn.Linear, (1, 2)", "(type, (int, int))"),
-        ("nn.Linear(1, 1), (1, 2), nn.MSELoss()", "(Linear, (int, int), MSELoss)"),
-        ("None", "NoneType"),
-    ],
-)
-def test_a_task_that_returns_something_else_is_told_what(tmp_path, monkeypatch, returned, got):
-    monkeypatch.chdir(tmp_path)
-    name = f"own_wrong_task_{abs(hash(returned))}"
-    (tmp_path / f"{name}.py").write_text(f"from torch import nn\ndef task(): return {returned}\n")
-    with pytest.raises(ValueError, match=rf"must return \(a function .*, got {re.escape(got)}$"):
-        landscape_command.find_task(f"{name}:task")
-
-
-def test_the_command_reads_the_digits_with_fixed_epochs(run, tmp_path):
-    result = run("--epochs", "2", "--lrs", "0.1,0.2", "--seeds", "2", "--sampling", "shuffled")
-    assert result.exception is None, result.output
-    assert (tmp_path / "runs/landscape/landscape.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--lrs", "0.1;0.2"], "lrs must be numbers"),
-        (["--sampling", "random"], "sampling must be independent or shuffled"),
-        (["--task", "nothing"], "or MODULE:FUNCTION of your own, got 'nothing'"),
-        (["--task", "no_such_module:task"], "cannot be imported"),
-        (["--task", "math:pi"], "'math:pi' must return (a function from seed to model, (inputs"),
-        (["--device", "warp"], "device='warp' is unknown: give auto, cpu or cuda"),
-        (["--lrs", "0.1,-0.2"], "lrs must be positive and finite, got [0.1, -0.2]"),
-    ],
-)
-def test_the_command_says_what_is_wrong(run, arguments, says):
-    result = run(*arguments)
-    assert isinstance(result.exception, ValueError)
-    assert says in str(result.exception)
-    assert not Path("runs/landscape/landscape.jsonl").exists()

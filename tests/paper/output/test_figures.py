@@ -11,7 +11,7 @@ from equilibrate.paper.analysis.seeds import mean_over_seeds
 from equilibrate.paper.output import figures
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.protocol.profiles import profile
-from equilibrate.paper.protocol.run import Stairs
+from equilibrate.paper.protocol.schedules import PiecewiseConstant
 
 
 def side(time, lr, arm, seed):
@@ -143,7 +143,7 @@ def test_an_inset_hides_no_point(tmp_path, heights, insets):
     lrs = (0.01, 0.02, 0.03, 0.05)
     run = replace(
         profile("paper").runs["mlp-sequence"],
-        arms={"sequence": Stairs(tuple((lr, 10) for lr in lrs))},
+        arms={"sequence": PiecewiseConstant(tuple((lr, 10) for lr in lrs))},
         full_epochs=0,
     )
     shape = dict(zip(lrs, heights, strict=True))

@@ -42,14 +42,14 @@ def draw(
 
 
 def _subsets(rng: np.random.Generator, examples: int, subsets: int, size: int) -> NDArray[np.int64]:
-    """Draw uniform random subsets by replacing duplicates until none are left.
+    """Return uniform random subsets, drawn by replacing duplicates until none are left.
 
     The procedure is symmetric under a permutation of the examples, so every subset is equally
     likely.
     """
     drawn = rng.integers(examples, size=(subsets, size))
     ranked = np.sort(drawn.astype(np.int32), axis=1)  # several times faster than in 64 bits
-    suspects = np.flatnonzero((ranked[:, 1:] == ranked[:, :-1]).any(1))  # few if the data set is large
+    suspects = np.flatnonzero((ranked[:, 1:] == ranked[:, :-1]).any(1))
     while len(suspects):
         some = drawn[suspects]
         order = some.argsort(axis=1, kind="stable")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equilibrate.estimates import Estimate
 from equilibrate.paper.analysis.results import Array, Phase, Result
 from equilibrate.paper.analysis.seeds import mean_over_seeds, ratio_over_seeds
-from equilibrate.paper.protocol.run import Adaptive
+from equilibrate.paper.protocol.schedules import Adaptive
 
 RELAXED = 0.1
 """A phase has relaxed when |L̄/R̄ − 1| stays below this number."""
@@ -294,7 +294,7 @@ def grid(result: Result) -> Grid:
         The grid.
     """
     arms = {
-        (s.tolerance, s.decrease): arm
+        (s.threshold, s.decrease): arm
         for arm, s in result.run.arms.items()
         if isinstance(s, Adaptive)
     }

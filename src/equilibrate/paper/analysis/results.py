@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equilibrate.paper.protocol.profiles import PROFILES
-from equilibrate.paper.protocol.run import Run, Stairs
+from equilibrate.paper.protocol.run import Run
+from equilibrate.paper.protocol.schedules import PiecewiseConstant
 from equilibrate.runlog import records
 
 Array = NDArray[np.float64]
@@ -74,7 +75,7 @@ class Result:
         found = []
         for arm, schedule in self.run.arms.items():
             start = 0
-            for lr, epochs in schedule.treads if isinstance(schedule, Stairs) else ():
+            for lr, epochs in schedule.phases if isinstance(schedule, PiecewiseConstant) else ():
                 here = (self.epoch > start) & (self.epoch <= start + epochs)
                 if here.any():
                     found.append(Phase(self, arm, lr, start, epochs, np.flatnonzero(here)))

@@ -54,7 +54,7 @@ def draw(panel: str, results: Results) -> Figure:
     if panel not in PANELS:
         raise ValueError(f"panel={panel!r} is unknown; choose from {', '.join(PANELS)}")
     own = [results[name] for name in PANELS[panel].runs]
-    own += [results[name] for name in PANELS[panel].beside if name in results]
+    own += [results[name] for name in PANELS[panel].optional if name in results]
     kind = panel.rstrip("abcd")
     with matplotlib.rc_context(style.STYLE):
         if kind == "1":

@@ -9,7 +9,7 @@ from pathlib import Path
 from equilibrate.paper.analysis import verdicts
 from equilibrate.paper.analysis.results import Result
 from equilibrate.paper.output import figures
-from equilibrate.paper.protocol import run as protocols
+from equilibrate.paper.protocol import schedules as protocols
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.report import page
 from equilibrate.report.claims import JudgedClaim
@@ -101,13 +101,15 @@ def _protocol_table(found: Sequence[Result]) -> Table:
 def _schedules(schedules: Sequence[protocols.Schedule]) -> str:
     """Return all schedules, or the axes of a complete grid of adaptive ones.
 
-    >>> grid = [protocols.Adaptive(0.1, 400, x, y) for x in (0.01, 0.1) for y in (0.1, 0.3, 0.5)]
+    >>> grid = [
+    ...     protocols.Adaptive(0.1, 400, x, 1 - y) for x in (0.01, 0.1) for y in (0.1, 0.3, 0.5)
+    ... ]
     >>> _schedules(grid)
     'from η = 0.1, each X of 0.01, 0.1 with each Y of 0.1, 0.3, 0.5'
     >>> _schedules(grid[:1])
     'from η = 0.1, X = 0.01, Y = 0.1'
     """
-    grid = [(s.lr, s.tolerance, s.decrease) for s in schedules if isinstance(s, protocols.Adaptive)]
+    grid = [(s.lr, s.threshold, s.decrease) for s in schedules if isinstance(s, protocols.Adaptive)]
     axes = [sorted(set(axis)) for axis in zip(*grid, strict=True)]
     if len(grid) == len(schedules) > 2 and sorted(grid) == [*product(*axes)]:
         lrs, tolerances, decreases = (", ".join(f"{v:g}" for v in axis) for axis in axes)
@@ -116,9 +118,9 @@ def _schedules(schedules: Sequence[protocols.Schedule]) -> str:
 
 
 def _describe(schedule: protocols.Schedule) -> str:
-    if isinstance(schedule, protocols.Stairs):
-        return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.treads)
-    return f"from η = {schedule.lr:g}, X = {schedule.tolerance:g}, Y = {schedule.decrease:g}"
+    if isinstance(schedule, protocols.PiecewiseConstant):
+        return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.phases)
+    return f"from η = {schedule.lr:g}, X = {schedule.threshold:g}, Y = {schedule.decrease:g}"
 
 
 def _environment_table(found: Sequence[Result]) -> Table:

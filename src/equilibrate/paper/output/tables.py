@@ -12,7 +12,7 @@ from equilibrate.paper.analysis import findings, measures
 from equilibrate.paper.analysis.measures import END
 from equilibrate.paper.analysis.results import Array, Phase, Result
 from equilibrate.paper.analysis.seeds import mean_over_seeds
-from equilibrate.paper.protocol.panels import runs_of_the_paper
+from equilibrate.paper.protocol.panels import paper_runs
 from equilibrate.paper.protocol.profiles import PROFILES
 from equilibrate.paper.protocol.run import whole_name
 from equilibrate.paper.runs.timings import Timing
@@ -287,7 +287,7 @@ def _speed(timings: Iterable[Timing]) -> Table:
         )
         for timing in made
     ]
-    theirs = [timing for timing in made if whole[timing] in runs_of_the_paper()]
+    theirs = [timing for timing in made if whole[timing] in paper_runs()]
     for name, some in {"runs of the paper": theirs, "all runs": made}.items():
         if some:
             rows.append((name, "", "", "", _clock(sum(t.seconds for t in some)), "", "", "", ""))

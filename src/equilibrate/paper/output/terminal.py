@@ -1,13 +1,11 @@
-"""What `equilibrate reproduce` shows on a terminal: progress bars, and claims with verdicts."""
+"""The claims and their verdicts, as `equilibrate reproduce` shows them on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from equilibrate.report.claims import ClaimGroup
@@ -18,19 +16,6 @@ _COLOURS = {
     "undecided": "yellow",
     "not tested at this scale": "yellow",
 }
-
-
-def bars(console: Console) -> Progress:
-    """Create progress bars with the number of epochs and the remaining time of each run.
-
-    Args:
-        console: Where to draw them.
-
-    Returns:
-        The bars; a task needs the field `left`, the text for the remaining time.
-    """
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "epochs")
-    return Progress(*columns, TextColumn("{task.fields[left]}"), console=console)
 
 
 def claim_tables(groups: Sequence[ClaimGroup]) -> Iterator[Table]:

@@ -1,4 +1,4 @@
-"""Runs against a plain training loop, and under every fault that a long run meets."""
+"""Runs equal a plain training loop, and resume after every kind of failure."""
 
 import json
 import signal
@@ -13,21 +13,25 @@ import numpy as np
 import pytest
 import torch
 
-from equilibrate.runlog import checkpoints
-from equilibrate.runlog import records
-from equilibrate.paper.data import datasets as data
-from equilibrate.paper.protocol import profiles
 from equilibrate.paper.analysis import results
-from equilibrate.paper.runs import execute as runs
-from equilibrate.paper.runs import timings
-from equilibrate.paper.protocol.run import Adaptive, Run, Stairs, Task
+from equilibrate.paper.data import datasets
+from equilibrate.paper.protocol import models, profiles
+from equilibrate.paper.protocol.run import Run, Task
+from equilibrate.paper.protocol.schedules import Adaptive, PiecewiseConstant
+from equilibrate.paper.runs import execute as execution
+from equilibrate.paper.runs import timings, trainer
+from equilibrate.paper.runs.errors import Diverged, RunError
+from equilibrate.paper.runs.folder import checkpoint_path, record_path
+from equilibrate.runlog import checkpoints, records
 
 MLP = Task("mlp", "digits-mlp", "digits", "MLP on digits", batch_size=100)
-INITIAL = Run("initial", MLP, {"initial": Stairs(((0.1, 3),))}, (0, 1), "landscape", momentum=0.9)
+INITIAL = Run(
+    "initial", MLP, {"initial": PiecewiseConstant(((0.1, 3),))}, (0, 1), "landscape", momentum=0.9
+)
 SEQUENCE = Run(
     "sequence",
     MLP,
-    {"sequence": Stairs(((0.05, 3), (0.02, 9)))},
+    {"sequence": PiecewiseConstant(((0.05, 3), (0.02, 9)))},
     (5, 6),
     "landscape",
     momentum=0.9,
@@ -38,42 +42,38 @@ SEQUENCE = Run(
 
 @pytest.fixture(scope="module")
 def digits():
-    return data.load("digits")
+    return datasets.load("digits")
 
 
 def execute(run, folder, digits, **options):
-    runs.execute(run, folder, digits, profile="test", **options)
-    return records.read(runs.record_path(folder, run.name)).rows
+    execution.execute(run, folder, digits, profile="test", **options)
+    return records.read(record_path(folder, run.name)).rows
 
 
 def lines(folder: Path, name: str) -> list[bytes]:
-    """The rows as bytes; the head tells when the run began."""
-    path = runs.record_path(folder, name)
+    """The rows as bytes, without the header, which contains the time."""
+    path = record_path(folder, name)
     return path.read_bytes().splitlines()[1:] if path.exists() else []
 
 
 def half(values):
-    """The paper's half-running mean, written down once more."""
+    """The half-running mean of the paper, in plain NumPy."""
     return float(np.mean(values[len(values) // 2 :]))
 
 
-def test_a_sequence_equals_a_plain_loop(tmp_path, digits):
-    """Twin: torch.optim.SGD, one model, velocity zeroed and averages afresh at the junction."""
+def test_sequence_equals_a_plain_loop(tmp_path, digits):
+    """Twin: torch.optim.SGD with one model; velocity and averages restart at the milestone."""
     execute(INITIAL, tmp_path, digits)
     rows = execute(SEQUENCE, tmp_path, digits)
-    model = runs._start(SEQUENCE, tmp_path)[0]
+    model = execution._initial_models(SEQUENCE, tmp_path)[0]
     ends = {row["epoch"]: row for row in rows if row["epoch"] == int(row["epoch"])}
-    from equilibrate.ensemble import Ensemble
-
-    data = digits.train_images, digits.train_labels
-    order = Ensemble([model], torch.nn.functional.cross_entropy, data, seeds=[5], lr=0.1)
     parameters = list(model.parameters())
     for epoch in range(5):
         if epoch in (0, 3):
             lr = 0.05 if epoch == 0 else 0.02
             optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=0.01)
             left, right, work, squares = [], [], [], []
-        for batch in _batches(order, epoch):
+        for batch in _batches(epoch):
             before = [p.detach().clone() for p in parameters]
             old = [
                 b.clone()
@@ -104,7 +104,7 @@ def _gradient(model, digits, batch, optimizer):
     torch.nn.functional.cross_entropy(outputs, digits.train_labels[batch]).backward()
 
 
-def _batches(ensemble, epoch):
+def _batches(epoch):
     from equilibrate.ensemble.data import sampling
 
     return torch.from_numpy(sampling.draw(5, epoch, 1500, 100, "shuffled"))
@@ -114,7 +114,7 @@ def _dot(a, b):
     return float(sum((x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)))
 
 
-def test_rows_stand_at_log_spaced_steps_and_epoch_ends(tmp_path, digits):
+def test_rows_are_at_log_spaced_steps_and_at_epoch_ends(tmp_path, digits):
     rows = execute(INITIAL, tmp_path, digits)
     steps = [row["step"] for row in rows]
     assert steps[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13]
@@ -123,21 +123,21 @@ def test_rows_stand_at_log_spaced_steps_and_epoch_ends(tmp_path, digits):
     assert [row["epoch"] for row in rows] == pytest.approx([step / 15 for step in steps], rel=1e-6)
 
 
-def test_replicas_of_a_sequence_start_at_one_state(tmp_path, digits):
+def test_replicas_of_a_sequence_have_the_same_initial_weights(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
-    first, second = runs._start(SEQUENCE, tmp_path)
+    first, second = execution._initial_models(SEQUENCE, tmp_path)
     for p, q in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(p, q)
-    final = checkpoints.load(runs.checkpoint_path(tmp_path, "initial"))
+    final = checkpoints.load(checkpoint_path(tmp_path, "initial"))
     assert final is not None
     assert torch.equal(next(first.parameters()), final["first"]["1.weight"])
 
 
-def test_each_arm_follows_its_own_schedule(tmp_path, digits):
+def test_each_arm_follows_its_schedule(tmp_path, digits):
     arms = {
-        "preset": Stairs(((0.1, 2), (0.01, 2))),
-        "adaptive": Adaptive(0.1, 4, 1e9, 0.5),  # lowers each time
-        "never": Adaptive(0.1, 4, 1e-12, 0.5),
+        "preset": PiecewiseConstant(((0.1, 2), (0.01, 2))),
+        "adaptive": Adaptive(0.1, 4, threshold=1e9, factor=0.5),  # lowers each time
+        "never": Adaptive(0.1, 4, threshold=1e-12, factor=0.5),
     }
     rows = execute(Run("s", MLP, arms, (0, 1), "performance"), tmp_path, digits)
     lrs = np.array([row["lr"] for row in rows])
@@ -145,14 +145,16 @@ def test_each_arm_follows_its_own_schedule(tmp_path, digits):
     assert lrs[:, 2] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
     assert lrs[:, 4] == pytest.approx([0.1] * 4)
     losses = np.array([row["train_loss"] for row in rows])
-    assert losses[0, 0] == losses[0, 2] == losses[0, 4]  # a seed has one beginning in all arms
+    assert (
+        losses[0, 0] == losses[0, 2] == losses[0, 4]
+    )  # equal seeds have equal weights in all arms
     assert losses[0, 0] != losses[0, 1]
 
 
-def test_training_loss_has_the_l2_term(tmp_path, digits):
-    run = Run("s", MLP, {"preset": Stairs(((1e-9, 1),))}, (0,), "performance")
+def test_training_loss_includes_the_l2_term(tmp_path, digits):
+    run = Run("s", MLP, {"preset": PiecewiseConstant(((1e-9, 1),))}, (0,), "performance")
     (row,) = execute(run, tmp_path, digits)
-    model = runs.models.build("digits-mlp", 0)
+    model = models.build("digits-mlp", 0)
     entropy = torch.nn.functional.cross_entropy(model(digits.train_images), digits.train_labels)
     norm = sum(p.square().sum() for p in model.parameters())
     assert row["train_loss"][0] == pytest.approx((entropy + 0.005 * norm).item(), rel=1e-5)
@@ -162,11 +164,19 @@ SCRIPT = """
     import sys, torch
     torch.set_num_threads(1)
     sys.path.insert(0, {here!r})
-    from test_runs import INITIAL, SEQUENCE, ADAPTIVE, runs, data
+    from test_execute import INITIAL, SEQUENCE, ADAPTIVE, execution, datasets
     for run in (INITIAL, SEQUENCE, ADAPTIVE):
-        runs.execute(run, {folder!r}, data.load("digits"), profile="test", checkpoint_seconds=0)
+        execution.execute(
+            run, {folder!r}, datasets.load("digits"), profile="test", checkpoint_seconds=0
+        )
 """
-ADAPTIVE = Run("adaptive", MLP, {"adaptive": Adaptive(0.1, 30, 0.5, 0.1)}, (0, 1, 2), "performance")
+ADAPTIVE = Run(
+    "adaptive",
+    MLP,
+    {"adaptive": Adaptive(0.1, 30, threshold=0.5, factor=0.9)},
+    (0, 1, 2),
+    "performance",
+)
 
 
 def begin(folder: Path, prefix: str = "") -> subprocess.Popen:
@@ -176,12 +186,12 @@ def begin(folder: Path, prefix: str = "") -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
 
 
-def test_killed_anywhere_it_ends_with_the_same_bytes(tmp_path, digits):
+def test_killed_run_ends_with_the_same_bytes(tmp_path, digits):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for run in (INITIAL, SEQUENCE, ADAPTIVE):
         execute(run, whole, digits)
     names = ("initial", "sequence", "adaptive")
-    for target in (20, 60, 105):  # rows in all at the moment of the kill
+    for target in (20, 60, 105):  # total number of rows at the kill
         process = begin(killed)
         while sum(len(lines(killed, name)) for name in names) < target:
             assert process.poll() is None
@@ -195,7 +205,7 @@ def test_killed_anywhere_it_ends_with_the_same_bytes(tmp_path, digits):
 
 
 def stop_at(last):
-    """Progress that ends a run after so many epochs."""
+    """Return a progress callback that interrupts the run after `last` epochs."""
 
     def stop(epoch):
         if epoch == last:
@@ -204,8 +214,8 @@ def stop_at(last):
     return stop
 
 
-def test_stopped_after_every_epoch_it_ends_with_the_same_bytes(tmp_path, digits):
-    """Also a part, with gradients now and then and batches drawn by themselves."""
+def test_run_interrupted_after_every_epoch_ends_with_the_same_bytes(tmp_path, digits):
+    """The run is a part, with sparse gradients and independent batches."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     part = replace(SEQUENCE, gradient_every=4, sampling="independent").part(6, 6)
     for folder in (whole, stopped):
@@ -218,8 +228,8 @@ def test_stopped_after_every_epoch_it_ends_with_the_same_bytes(tmp_path, digits)
     assert lines(stopped, "sequence.6-6") == lines(whole, "sequence.6-6")
 
 
-def test_the_disk_holds_the_rows_before_a_checkpoint_counts_them(tmp_path, digits, monkeypatch):
-    """Else a power cut could leave a checkpoint that no record belongs to."""
+def test_rows_are_flushed_before_a_checkpoint_counts_them(tmp_path, digits, monkeypatch):
+    """Otherwise a power failure could leave a checkpoint with more rows than the record."""
     done = []
     sync, save = records.Writer.sync, checkpoints.save
     monkeypatch.setattr(records.Writer, "sync", lambda w: (done.append("sync"), sync(w)))
@@ -229,10 +239,10 @@ def test_the_disk_holds_the_rows_before_a_checkpoint_counts_them(tmp_path, digit
 
 
 @pytest.mark.parametrize("how", ["overwritten", "removed", "emptied"])
-def test_a_run_begun_anew_and_killed_does_not_go_on_from_an_old_checkpoint(tmp_path, digits, how):
+def test_restarted_run_does_not_use_an_old_checkpoint(tmp_path, digits, how):
     execute(INITIAL, tmp_path, digits)
     before = lines(tmp_path, "initial")
-    record = runs.record_path(tmp_path, "initial")
+    record = record_path(tmp_path, "initial")
     if how == "removed":
         record.unlink()
     elif how == "emptied":
@@ -243,40 +253,40 @@ def test_a_run_begun_anew_and_killed_does_not_go_on_from_an_old_checkpoint(tmp_p
     assert lines(tmp_path, "initial") == before
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, digits):
+def test_damaged_checkpoint_warns_and_the_previous_one_is_used(tmp_path, digits):
     whole, damaged = tmp_path / "whole", tmp_path / "damaged"
     execute(INITIAL, whole, digits)
     with pytest.raises(KeyboardInterrupt):
         execute(INITIAL, damaged, digits, checkpoint_seconds=0, progress=stop_at(2))
-    path = runs.checkpoint_path(damaged, "initial")
+    path = checkpoint_path(damaged, "initial")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=r"initial\.pt is damaged .* going on from .*previous"):
+    with pytest.warns(UserWarning, match=r"initial\.pt is damaged .* using .*previous instead"):
         execute(INITIAL, damaged, digits)
     assert lines(damaged, "initial") == lines(whole, "initial")
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, digits):
+def test_finished_run_is_not_executed_again(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
-    before = runs.record_path(tmp_path, "initial").stat()
+    before = record_path(tmp_path, "initial").stat()
     seen = []
     execute(INITIAL, tmp_path, digits, progress=seen.append)
     assert seen == [3]
-    assert runs.record_path(tmp_path, "initial").stat().st_ino == before.st_ino
+    assert record_path(tmp_path, "initial").stat().st_ino == before.st_ino
 
 
-def test_a_finished_record_outlives_its_checkpoint(tmp_path, digits):
+def test_finished_record_does_not_need_its_checkpoint(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
     before = lines(tmp_path, "initial")
-    runs.checkpoint_path(tmp_path, "initial").unlink()
+    checkpoint_path(tmp_path, "initial").unlink()
     execute(INITIAL, tmp_path, digits)
     assert lines(tmp_path, "initial") == before
-    assert not runs.checkpoint_path(tmp_path, "initial").exists()
-    with pytest.raises(runs.RunError, match=r"no .*initial\.pt: remove .*initial\.jsonl"):
+    assert not checkpoint_path(tmp_path, "initial").exists()
+    with pytest.raises(RunError, match=r"initial\.pt does not exist: remove .*initial\.jsonl"):
         execute(SEQUENCE, tmp_path, digits)
 
 
-def test_a_kill_before_the_first_row_leaves_nothing_in_the_way(tmp_path, digits):
-    path = runs.record_path(tmp_path, "initial")
+def test_empty_record_is_ignored(tmp_path, digits):
+    path = record_path(tmp_path, "initial")
     path.parent.mkdir(parents=True)
     path.touch()
     assert results.load(path.parent) == {}
@@ -284,31 +294,31 @@ def test_a_kill_before_the_first_row_leaves_nothing_in_the_way(tmp_path, digits)
     assert list(results.load(path.parent)) == ["initial"]
 
 
-def test_overwrite_starts_again(tmp_path, digits):
+def test_overwrite_restarts_the_run(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
     seen = []
     execute(INITIAL, tmp_path, digits, overwrite=True, progress=seen.append)
     assert seen == [0, 1, 2, 3]
 
 
-def test_other_settings_are_refused(tmp_path, digits):
+def test_other_settings_raise(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
     with pytest.raises(records.RecordError, match="other settings"):
         execute(replace(INITIAL, momentum=0.5), tmp_path, digits)
 
 
-def test_a_loss_that_becomes_nan_is_told_and_rows_are_kept(tmp_path, digits):
-    run = Run("wild", MLP, {"initial": Stairs(((0.1, 2), (1e30, 2)))}, (0, 1), "landscape")
-    with pytest.raises(
-        runs.Diverged, match=r"wild: the loss became NaN in epoch 3 .*seed 0.*1e\+30"
-    ):
+def test_diverging_loss_raises_and_keeps_the_rows(tmp_path, digits):
+    run = Run(
+        "wild", MLP, {"initial": PiecewiseConstant(((0.1, 2), (1e30, 2)))}, (0, 1), "landscape"
+    )
+    with pytest.raises(Diverged, match=r"wild: the loss became NaN in epoch 3 .*seed 0.*1e\+30"):
         execute(run, tmp_path, digits)
-    rows = records.read(runs.record_path(tmp_path, "wild")).rows
+    rows = records.read(record_path(tmp_path, "wild")).rows
     assert rows[-1]["epoch"] == 2
 
 
-def test_a_full_disk_is_told_and_rows_are_kept(tmp_path, digits):
-    """A limit on the size of files stands for the disk: writing fails in the same place."""
+def test_full_disk_raises_and_keeps_the_rows(tmp_path, digits):
+    """A limit on the size of files makes writing fail like a full disk."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))\n"
     for size in (3000, 30_000):  # too small for the rows, and for the checkpoint
         folder = tmp_path / str(size)
@@ -319,70 +329,49 @@ def test_a_full_disk_is_told_and_rows_are_kept(tmp_path, digits):
         assert message in stderr.decode()
         for line in lines(folder, "initial"):
             json.loads(line)
-    for run in (INITIAL, SEQUENCE):  # with room again it goes on
+    for run in (INITIAL, SEQUENCE):  # without the limit the run continues
         execute(run, folder, digits)
         execute(run, tmp_path / "whole", digits)
         assert lines(folder, run.name) == lines(tmp_path / "whole", run.name)
 
 
-def test_a_sequence_without_its_beginning_is_refused(tmp_path, digits):
+def test_sequence_without_its_initial_run_raises(tmp_path, digits):
     with pytest.raises(
-        runs.RunError, match=r"sequence starts where initial ended, but there is no"
+        RunError, match=r"sequence starts from the end of initial, but .*initial.pt does not"
     ):
         execute(SEQUENCE, tmp_path, digits)
 
 
-def test_rows_of_the_whole_paper_fit_into_twenty_megabytes():
-    """Counted with ten characters for a number, the comma and space included."""
+def test_all_records_of_the_paper_fit_into_twenty_megabytes():
+    """Estimated with twelve characters per number, including comma and space."""
     total = 0
     for run in profiles.PROFILES["paper"].runs.values():
         inside = 0
         if run.measures == "landscape":
-            treads = [len(s.treads) for s in run.arms.values() if isinstance(s, Stairs)]
-            inside = max(treads) * len(runs._log_spaced(1, 10 * 600))
+            phases = [len(s.phases) for s in run.arms.values() if isinstance(s, PiecewiseConstant)]
+            inside = max(phases) * len(trainer._log_spaced(1, 10 * 600))
         numbers = (run.epochs + inside) * (2 + 6 * len(run.replicas))
         total += 12 * numbers
     assert total < 20e6
 
 
-def test_the_gradient_is_read_where_it_is_due_and_batches_are_those_of_the_sampling(
-    tmp_path, digits
-):
+def test_gradient_is_measured_when_due_and_sampling_is_used(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
     sparse = replace(SEQUENCE, gradient_every=2)
     rows = execute(sparse, tmp_path, digits)
     read = [row["epoch"] for row in rows if "landscape" in row]
-    assert read == [2, 3, 4, 6, 8, 10, 12]  # the first tread ends after 3
+    assert read == [2, 3, 4, 6, 8, 10, 12]  # the first phase ends after 3
     other = tmp_path / "other"
     execute(INITIAL, other, digits)
     independent = execute(replace(sparse, sampling="independent"), other, digits)
     assert independent[0]["batch_loss"] != rows[0]["batch_loss"]
 
 
-def test_a_full_disk_leaves_the_timings_whole(tmp_path, monkeypatch):
-    timing = timings.Timing("a", 4, 10, 500, 2.0, "GPU", "2.11", "tf32")
-    timings.note(tmp_path, timing)
-    real = Path.write_text
-
-    def half(self, text, **options):
-        real(self, text[: len(text) // 2], **options)
-        raise OSError("no space left")
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "write_text", half)
-        with pytest.raises(OSError, match="no space left"):
-            timings.note(tmp_path, replace(timing, run="b"))
-    assert timings.load(tmp_path) == {"a": timing}
-    timings.note(tmp_path, replace(timing, run="b"))
-    timings.note(tmp_path, replace(timing, seconds=3.0))
-    assert [t.seconds for t in timings.load(tmp_path).values()] == [3.0, 2.0]
-
-
-def test_how_long_it_took_is_noted_across_kills(tmp_path, digits):
+def test_timing_includes_the_time_before_an_interruption(tmp_path, digits):
     with pytest.raises(KeyboardInterrupt):
         execute(INITIAL, tmp_path, digits, checkpoint_seconds=0, progress=stop_at(2))
     assert timings.load(tmp_path) == {}
-    first = checkpoints.load(runs.checkpoint_path(tmp_path, "initial"))["seconds"]
+    first = checkpoints.load(checkpoint_path(tmp_path, "initial"))["seconds"]
     execute(INITIAL, tmp_path, digits)
     (timing,) = timings.load(tmp_path).values()
     assert timing.seconds > first > 0
@@ -391,11 +380,11 @@ def test_how_long_it_took_is_noted_across_kills(tmp_path, digits):
     assert timing.steps_per_second == pytest.approx(45 / timing.seconds)
 
 
-def test_a_checkpoint_does_not_grow_with_the_steps(tmp_path, digits):
-    """It travels between machines, so it must stay near parameters and velocity."""
+def test_checkpoint_does_not_grow_with_the_steps(tmp_path, digits):
+    """It is copied between machines, so it must not be much larger than the parameters."""
     execute(INITIAL, tmp_path, digits)
-    run = replace(SEQUENCE, arms={"sequence": Stairs(((0.05, 130),))}, full_epochs=0)
-    path = runs.checkpoint_path(tmp_path, "sequence")
+    run = replace(SEQUENCE, arms={"sequence": PiecewiseConstant(((0.05, 130),))}, full_epochs=0)
+    path = checkpoint_path(tmp_path, "sequence")
     sizes = {}
 
     def stop(epoch):
@@ -409,8 +398,8 @@ def test_a_checkpoint_does_not_grow_with_the_steps(tmp_path, digits):
     assert sizes[121] - sizes[13] < 108 * 2 * (2 * 4 + 1) * 8  # two sums an epoch and (∇f)²
 
 
-def test_of_a_finished_run_only_its_end_is_kept(tmp_path, digits):
+def test_checkpoint_of_a_finished_run_has_only_the_final_weights(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
-    path = runs.checkpoint_path(tmp_path, "initial")
+    path = checkpoint_path(tmp_path, "initial")
     model = sum(tensor.nbytes for tensor in torch.load(path)["first"].values())
     assert path.stat().st_size < model + 4000
