@@ -265,7 +265,7 @@ def with_layer(layer: nn.Module) -> nn.Module:
         (with_layer(nn.BatchNorm1d(5)), r"'1' \(BatchNorm1d\).*call model\.eval\(\)"),
         (
             with_layer(nn.BatchNorm1d(5, track_running_stats=False)).eval(),
-            "keeps no statistics that could be fixed, so use nn.GroupNorm",
+            "has no running statistics to fix, so use nn.GroupNorm",
         ),
         (with_layer(nn.Dropout(0.1)), r"'1' \(Dropout\) is random.*call model\.eval\(\)"),
         (with_layer(nn.RReLU()), r"'1' \(RReLU\) is random"),
