@@ -26,8 +26,9 @@ from harness import command, compare, interleave, markdown
 from torch import nn
 
 import equilibrate as eq
+from equilibrate.ensemble._ops.plain import PlainOps
 from equilibrate.ensemble.network import Network
-from equilibrate.ensemble.parameters import views
+from equilibrate.ensemble.parameters import tensor_views
 from equilibrate.paper.protocol.models import ARCHITECTURES, build
 
 BATCH = 100
@@ -89,13 +90,16 @@ class Task:
     def ensemble(self, explicit: bool) -> Callable[[], object]:
         """All at once."""
         models = [build(self.workload.model, seed) for seed in self.seeds]
-        ensemble = eq.Ensemble(
-            models, self.images, self.labels, seeds=self.seeds, **self.workload.sgd
-        )
+        data = self.images, self.labels
+        ensemble = eq.Ensemble(models, F.cross_entropy, data, seeds=self.seeds, **self.workload.sgd)
         if not explicit:
-            gradients = views(ensemble._flat.gradient, ensemble._shapes)
-            ensemble._network = Network(
-                models[0], F.cross_entropy, ensemble.parameters, gradients, explicit=False
+            ensemble._runner._network = Network(
+                models[0],
+                F.cross_entropy,
+                ensemble.parameters,
+                tensor_views(ensemble._flat.gradient, ensemble._shapes),
+                ops=PlainOps(),
+                explicit=False,
             )
         return ensemble.run_epoch
 

@@ -71,8 +71,8 @@ def ensemble(model: str, replicas: int, precision: Any) -> dict[str, float]:
     images, labels = data(model)
     several = Ensemble(
         [build(model, seed) for seed in range(replicas)],
-        images,
-        labels,
+        F.cross_entropy,
+        (images, labels),
         seeds=range(replicas),
         lr=0.01,
         batch_size=BATCH,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from equilibrate.runlog.records import environment
+from equilibrate.runlog.provenance import environment
 
 T = TypeVar("T")
 

@@ -23,13 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equilibrate.ensemble._ops import (
-    PackedImages,
-    Precision,
-    conv_relu_pool,
-    conv_relu_pool_reference,
-    pack_images,
-)
+from equilibrate.ensemble._ops.conv import conv_relu_pool, pack_images
+from equilibrate.ensemble._ops.plain import grouped_conv_relu_pool
+from equilibrate.ensemble.data.examples import PackedImages
+from equilibrate.ensemble.precision import ConvPrecision
 
 LAYERS = [(3, 16, 32), (16, 20, 16), (20, 20, 8)]
 """Input channels, filters and image width of the three layers; filters are 5×5."""
@@ -49,7 +46,7 @@ class Training:
         layer: Layer,
         steps: int,
         *,
-        packed: Precision | None = None,
+        packed: ConvPrecision | None = None,
         compiled: bool = False,
         device: str = "cuda",
     ) -> None:
@@ -142,7 +139,7 @@ def microseconds(run: Callable[[], Any], repeats: int = 20) -> float:
     return median(times)
 
 
-def fused_training(replicas: int, precision: Precision) -> Training:
+def fused_training(replicas: int, precision: ConvPrecision) -> Training:
     """The CNN on a packed data set, through the Triton kernels."""
     layer = partial(conv_relu_pool, precision=precision)
     return Training(replicas, layer, steps=1000, packed=precision, compiled=True)
@@ -167,7 +164,7 @@ def kernel_times(training: Training) -> list[tuple[str, float]]:
     return [(event.name, event.device_time_total) for event in events if event.device_time_total]
 
 
-def relative_errors(precision: Precision, replicas: int = 2) -> dict[str, list[float]]:
+def relative_errors(precision: ConvPrecision, replicas: int = 2) -> dict[str, list[float]]:
     """‖ours − float64‖/‖float64‖ of result and gradients, layer by layer, the maxima held fixed."""
     errors = {}
     for c, o, width in LAYERS:
@@ -212,7 +209,7 @@ def main() -> None:
     }
     print(record["device"], "torch", record["torch"], "triton", record["triton"])
     print("replicas and version: µs a step, µs a replica-step")
-    plain = partial(Training, layer=conv_relu_pool_reference, steps=1000)
+    plain = partial(Training, layer=grouped_conv_relu_pool, steps=1000)
     versions: dict[str, Callable[[int], Training]] = {
         "eager": plain,
         "cuDNN": partial(plain, compiled=True),
@@ -235,7 +232,7 @@ def main() -> None:
     for name, time in record["kernels"]:
         print(f"{time:8.1f} µs  {name[:60]}")
     print("relative errors against float64 of y and the gradients of x, weight, bias", flush=True)
-    record["errors"] = {p: relative_errors(p) for p in get_args(Precision)}
+    record["errors"] = {p: relative_errors(p) for p in get_args(ConvPrecision)}
     for precision, errors in record["errors"].items():
         for name, values in errors.items():
             print(f"{precision:7} {name:6}", *(f"{v:.1e}" for v in values))

@@ -10,7 +10,7 @@ from equilibrate import averages, observables, relations
 from equilibrate.observables import Snapshot
 
 P, R = 5, 3
-VECTORS = {"momentum_term"}  # what is no number for each replica
+VECTORS = {"recorded_momentum_term"}  # what is no number for each replica
 DIRECTIONS = {"direction": 0, "first": 1, "second": 2, "third": 3}
 
 
@@ -134,7 +134,7 @@ def hessian(v):
 
 RELATIONS = {
     "fdr1": relations.fdr1,
-    "any_step": relations.any_step,
+    "step_form": relations.step_form,
     "master": lambda: relations.master(lambda theta: (theta**4).sum(-1).double()),
     "mean_gradient": lambda: relations.mean_gradient(0),
     "mean_velocity": lambda: relations.mean_velocity(0),

@@ -15,6 +15,7 @@ LAYERS = [
     "observables",
     "averages",
     "estimates",
+    "measurements",
     "relations",
     "solvable",
     "_engine",

@@ -521,6 +521,22 @@ def test_a_buffer_that_is_cleared_before_a_reset():
     assert monitor.reading().left == pytest.approx(half_running_mean(naive.left), rel=1e-5)
 
 
+@pytest.mark.parametrize("how", ["clear", "new entry"])
+def test_buffers_are_found_again_after_the_state_was_cleared(how):
+    p = nn.Parameter(torch.randn(6, dtype=torch.float64))
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9)
+    monitor = eq.Monitor(optimizer, every=4)
+    loop(optimizer, ThinnedTwin(optimizer, 4), 9)
+    if how == "clear":
+        optimizer.state.clear()
+    else:
+        optimizer.state[p] = {}
+    monitor.reset()
+    twin = ThinnedTwin(optimizer, 4)
+    loop(optimizer, twin, 12)
+    assert_is_twins(monitor.reading(), twin)
+
+
 def test_a_non_finite_gradient_spoils_one_step_only():
     p = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([p], lr=0.1)

@@ -1,4 +1,4 @@
-"""Observables against formulas written out with plain indices, one replica at a time."""
+"""Observables against formulas written in components, one replica at a time."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def basis(i: int) -> torch.Tensor:
 
 
 @given(st.integers(0, 1000), settings, indices, indices, indices)
-def test_sides_written_out_in_components(seed, setting, i, j, k):
+def test_observables_equal_formulas_in_components(seed, setting, i, j, k):
     lr, mu, nu = setting
     s = one_step(seed, lr, mu, nu)
     th, g, w = s.parameters.tolist(), s.gradient.tolist(), s.velocity_after.tolist()
@@ -59,7 +59,7 @@ def test_sides_written_out_in_components(seed, setting, i, j, k):
 
 
 @given(st.integers(0, 1000), settings)
-def test_second_relation_written_out(seed, setting):
+def test_fdr2_equals_the_formula(seed, setting):
     lr, mu, nu = setting
     s = one_step(seed, lr, mu, nu)
     hessian = torch.diag(torch.arange(1.0, P + 1)).double()
@@ -72,18 +72,15 @@ def test_second_relation_written_out(seed, setting):
 
 
 @given(st.integers(0, 1000), settings)
-def test_the_matrix_relation_has_the_trace_of_the_first(seed, setting):
-    """Σ_i of the matrix relation is FDR1′ up to the self-check ⟨v_i θ_i⟩, hence of equal residual.
-
-    Written out: Σ_i(left − right) = 2(1−ν)θ·g − 2μθ·v − ηv′².
-    """
+def test_trace_of_the_matrix_relation_is_the_step_form(seed, setting):
+    """Σ_i(left − right) = 2(1−ν)θ·g − 2μθ·v − ηv′²."""
     s = one_step(seed, *setting)
     trace = sum(o.matrix_left(s, i, i) - o.matrix_right(s, i, i) for i in range(P))
     step = 2 * (o.step_left(s) - o.step_right(s))
     torch.testing.assert_close(trace, step)
 
 
-def test_replicas_with_their_own_settings_equal_single_runs():
+def test_replicas_with_different_settings_equal_single_runs():
     lr, mu, nu = (torch.tensor(x).double() for x in ([0.1, 0.5], [0.0, 0.9], [0.3, 0.0]))
     singles = [one_step(k, lr[k].item(), mu[k].item(), nu[k].item()) for k in range(2)]
     both = Snapshot(
@@ -119,20 +116,20 @@ def test_replicas_with_their_own_settings_equal_single_runs():
     torch.testing.assert_close(o.fdr2_left(both, full), alone)
 
 
-def test_without_a_velocity_the_step_is_plain():
+def test_default_velocity_is_that_of_sgd_without_momentum():
     s = Snapshot(torch.ones(2), torch.tensor([1.0, 2.0]), lr=0.5, dampening=0.5)
     assert s.velocity_after.tolist() == [-0.5, -1.0]
     assert s.parameters_after.tolist() == [0.75, 0.5]
-    assert s.carried.tolist() == [0.0, 0.0]
+    assert s.momentum_term.tolist() == [0.0, 0.0]
 
 
-def test_single_precision_is_summed_in_double():
+def test_observables_of_single_precision_are_double():
     s = Snapshot(torch.ones(2), torch.ones(2), lr=0.5)
     for value in (o.fdr1_left(s), o.matrix_left(s, 0, 1), o.along(s.gradient, torch.ones(2))):
         assert value.dtype == torch.float64
 
 
-def test_a_self_check_refuses_a_velocity_that_was_solved_for():
+def test_self_checks_require_the_velocity_before_the_step():
     s = Snapshot(torch.ones(2), torch.ones(2), torch.ones(2), lr=0.1, momentum=0.9)
-    with pytest.raises(ValueError, match="velocity_before is None"):
+    with pytest.raises(ValueError, match=r"velocity_before is None, .*: set velocity_before"):
         o.velocity_square_right(s, 0, 1)

@@ -1,4 +1,4 @@
-"""Every relation of the paper: exact on solvable SGD, and within its error bar in simulation."""
+"""Every relation of the paper: exact on solvable SGD, and within error bars in simulation."""
 
 import math
 
@@ -7,9 +7,10 @@ import torch
 from support.snapshots import MINIMUM, MODELS, NOISE, exact, simulated
 
 from equilibrate import estimates, relations
+from equilibrate.measurements import measure_series
 from equilibrate.observables import Snapshot
-from equilibrate.relations import Reading, Relation, measurement
-from equilibrate.solvable import LinearRegression, Quadratic, SolvableSGD, State
+from equilibrate.relations import Reading, Relation
+from equilibrate.solvable import LinearRegression, Quadratic, SolvableSGD
 
 SLANTED = torch.tensor([0.5, -1.0, 2.0]).double()
 
@@ -28,7 +29,7 @@ def all_relations(model: SolvableSGD) -> dict[str, Relation]:
         "matrix": relations.matrix(0, 1),
         "matrix, slanted": relations.matrix(SLANTED, 1),
         "fdr1": relations.fdr1(),
-        "step form": relations.any_step(),
+        "step form": relations.step_form(),
         "velocity update": relations.velocity_update(SLANTED),
         "velocity square": relations.velocity_square(0, 1),
         "velocity position": relations.velocity_position(1, 0),
@@ -50,18 +51,18 @@ def test_every_relation_holds_in_closed_form(model, name):
     left, right = relation.left(s).mean().item(), relation.right(s).mean().item()
     scale = relation.left(s).abs().mean().item()
     assert left == pytest.approx(right, rel=1e-10, abs=1e-10 * scale)
-    assert scale > 1e-3  # there is something to compare
+    assert scale > 1e-3  # the comparison is not trivial
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_exact_snapshots_have_the_closed_forms(model):
+def test_exact_snapshots_agree_with_the_closed_forms(model):
     model = MODELS[model]
     s = exact(model)
-    first, second = relations.fdr1(), all_relations(model)["fdr2"]
-    assert first.left(s).mean().item() == pytest.approx(model.left, rel=1e-10)
-    assert first.right(s).mean().item() == pytest.approx(model.right, rel=1e-10)
-    assert second.left(s).mean().item() == pytest.approx(model.second_left, rel=1e-10)
-    assert second.right(s).mean().item() == pytest.approx(model.second_right, rel=1e-10)
+    fdr1, fdr2 = relations.fdr1(), all_relations(model)["fdr2"]
+    assert fdr1.left(s).mean().item() == pytest.approx(model.fdr1_left, rel=1e-10)
+    assert fdr1.right(s).mean().item() == pytest.approx(model.fdr1_right, rel=1e-10)
+    assert fdr2.left(s).mean().item() == pytest.approx(model.fdr2_left, rel=1e-10)
+    assert fdr2.right(s).mean().item() == pytest.approx(model.fdr2_right, rel=1e-10)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,20 +92,20 @@ def test_relations_other_than_self_checks_fail_away_from_stationarity(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("model", ["plain", "dampening", "regression, dampening"])
-def test_what_a_relation_loses_in_a_step_is_its_potential(model, name):
+def test_left_minus_right_is_the_decrease_of_the_potential(model, name):
     model = MODELS[model]
     relation = all_relations(model)[name]
     if relation.potential is None:
         assert name in {*SELF_CHECKS, "fdr2"}
         return
     steps = list(simulated(model, 30, 2, torch.Generator().manual_seed(0)))
-    lost = sum(relation.left(s) - relation.right(s) for s in steps[:-1])
+    decrease = sum(relation.left(s) - relation.right(s) for s in steps[:-1])
     torch.testing.assert_close(
-        lost, relation.potential(steps[0]) - relation.potential(steps[-1]), rtol=1e-9, atol=1e-9
+        decrease, relation.potential(steps[0]) - relation.potential(steps[-1]), rtol=1e-9, atol=1e-9
     )
 
 
-def test_the_telescoped_residual_is_the_potential_of_the_first_relation():
+def test_telescoped_residual_equals_the_direct_sum_of_fdr1():
     model = MODELS["dampening"]
     steps = list(simulated(model, 40, 1, torch.Generator().manual_seed(0)))
     direct = sum(relations.fdr1().left(s) - relations.fdr1().right(s) for s in steps[:-1])
@@ -128,7 +129,7 @@ REPETITIONS, STEPS = 1200, 1200
 REPEATED = {
     "plain": Quadratic(STIFF, NOISE, lr=0.8, minimum=MINIMUM),
     "dampening": Quadratic(STIFF, NOISE, lr=1.2, momentum=0.5, dampening=0.4, minimum=MINIMUM),
-    "regression": LinearRegression(STIFF, 0.5, batch=10, lr=0.5, solution=MINIMUM),
+    "regression": LinearRegression(STIFF, 0.5, batch_size=10, lr=0.5, solution=MINIMUM),
 }
 
 
@@ -136,8 +137,8 @@ REPEATED = {
 def test_error_bars_cover_the_truth(name):
     """Coverage of left, right and difference within 93–97 % over 1,200 stationary runs.
 
-    A share of 1,200 at 95 % has a deviation of 0.63 %, so an exact interval leaves the band by
-    chance once in 700; there are 42 of them.
+    The standard deviation of a share of 1,200 at 95 % is 0.63 %, so an exact interval is outside
+    the band for 1 of 700 seeds. There are 42 intervals.
     """
     model = REPEATED[name]
     chosen = ["master", "mean gradient", "matrix, slanted", "fdr1", "fdr2"]
@@ -154,40 +155,40 @@ def test_error_bars_cover_the_truth(name):
         truth = relation.left(s).mean().item(), relation.right(s).mean().item(), 0.0
         covered = torch.zeros(3)
         for left, right, level in series[key].permute(2, 0, 1):
-            found = measurement(left, right, None if relation.potential is None else level)
+            found = measure_series(left, right, None if relation.potential is None else level)
             parts = (found.left, found.right, found.difference)
             covered += torch.tensor([e.covers(x) for e, x in zip(parts, truth, strict=True)])
         share = covered / REPETITIONS
         if key == "mean gradient":
-            assert share[1] == 1  # the right side is zero, without error
+            assert share[1] == 1  # the right side is exactly zero
             share = share[[0, 2]]
         assert ((share > 0.93) & (share < 0.97)).all(), (key, share)
 
 
-def test_batch_means_of_the_difference_would_be_far_too_wide():
-    """Why the difference has an error bar of its own: it falls as 1/n, not 1/√n."""
+def test_batch_means_would_overestimate_the_error_of_the_difference():
+    """The error of the difference decreases as 1/n and not as 1/√n."""
     model = REPEATED["plain"]
     steps = list(simulated(model, 4000, 1, torch.Generator().manual_seed(0)))
     relation = relations.fdr1()
     series = torch.stack([relation.left(s) - relation.right(s) for s in steps])
-    honest = relation.measure(steps).difference
-    assert estimates.mean(series).error > 3 * honest.error
+    difference = relation.measure(steps).difference
+    assert estimates.mean(series).stderr > 3 * difference.stderr
     assert isinstance(model, Quadratic)
-    deviation = model.residual_deviation(len(steps)) * model.right
-    assert honest.error == pytest.approx(deviation, rel=0.15)
+    deviation = model.residual_deviation(len(steps)) * model.fdr1_right
+    assert difference.stderr == pytest.approx(deviation, rel=0.15)
 
 
-def test_measure_equals_its_series_and_takes_replicas():
+def test_measure_uses_the_spread_among_replicas():
     model = MODELS["momentum"]
     steps = list(simulated(model, 300, 5, torch.Generator().manual_seed(0)))
     found = relations.fdr1().measure(steps)
     lefts = torch.stack([relations.fdr1().left(s) for s in steps])
     assert found.left.value == pytest.approx(lefts.mean().item(), rel=1e-12)
-    assert found.difference.error == pytest.approx(
+    assert found.difference.stderr == pytest.approx(
         (found_by_run(steps).std() / math.sqrt(5)).item(), rel=1e-9
     )
-    assert found.left.how == "5 runs of 300 steps"
-    assert found.difference.freedom == 4
+    assert found.left.method == "5 runs of 300 steps"
+    assert found.difference.dof == 4
 
 
 def found_by_run(steps) -> torch.Tensor:
@@ -195,63 +196,44 @@ def found_by_run(steps) -> torch.Tensor:
     return torch.stack([relation.left(s) - relation.right(s) for s in steps]).mean(0)
 
 
-def test_holds_at_stationarity_and_not_away_from_it():
-    """One run: a false alarm once in 20 seeds, this one is fixed."""
+def test_fdr1_holds_in_the_stationary_state_only():
+    """A single run: false alarm for 1 of 20 seeds. The seed is fixed."""
     model = MODELS["plain"]
     generator = torch.Generator().manual_seed(3)
     assert relations.fdr1().measure(simulated(model, 2000, 1, generator)).holds
-    start = State(model.minimum[None] + 30, torch.zeros(1, 3).double())
-    away = [
-        Snapshot(step.position, step.gradient, step.next_velocity, model.lr)
-        for step in model.simulate(start, 40, generator)
-    ]
-    assert not relations.fdr1().measure(away).holds
+    start = model.minimum[None] + 30, torch.zeros(1, 3).double()
+    assert not relations.fdr1().measure(model.simulate(start, 40, generator)).holds
 
 
-def test_measure_refuses_nothing():
-    with pytest.raises(ValueError, match="snapshots is empty"):
+def test_measure_requires_snapshots():
+    with pytest.raises(ValueError, match="snapshots is empty: pass at least one step"):
         relations.fdr1().measure([])
-
-
-def test_a_measurement_of_what_diverged_says_so():
-    series = torch.randn(100, generator=torch.Generator().manual_seed(0)).double()
-    series[3] = math.nan
-    found = measurement(series, series.clone(), series.clone())
-    assert not found.holds
-    assert math.isnan(found.left.margin)
-    assert math.isnan(found.residual)
-
-
-def test_the_residual_of_a_measurement_is_undefined_where_nothing_fluctuates():
-    still = torch.zeros(50)
-    assert math.isnan(measurement(still, still, still).residual)
-    assert measurement(still + 1.5, still + 1).residual == pytest.approx(0.5)
 
 
 # -- readings ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_excess_loss_is_the_height_above_the_minimum(model):
+def test_excess_loss_equals_the_mean_loss_above_the_minimum(model):
     model = MODELS[model]
-    reading = Reading(1, 1, model.left, model.right, model.lr)
+    reading = Reading(1, 1, model.fdr1_left, model.fdr1_right, model.lr)
     assert reading.excess_loss == pytest.approx(model.excess_loss, rel=1e-10)
     assert reading.excess_loss == pytest.approx(
         model.loss(exact(model).parameters).mean().item(), rel=1e-10
     )
 
 
-def test_a_reading_says_why_it_is_undefined():
+def test_undefined_readings_have_a_reason():
     assert "no step" in str(Reading(0, 0, math.nan, math.nan, 0.1).undefined)
     assert "non-finite" in str(Reading(1, 1, math.inf, 1.0, 0.1).undefined)
-    assert "nothing fluctuates" in str(Reading(1, 1, 0.0, 0.0, 0.1).undefined)
-    only = Reading(1, 1, 0.5, 0.0, 0.1)
-    assert "read the difference" in str(only.undefined)
-    assert math.isnan(only.residual)
-    assert only.difference == 0.5
+    assert "no fluctuations" in str(Reading(1, 1, 0.0, 0.0, 0.1).undefined)
+    zero_right = Reading(1, 1, 0.5, 0.0, 0.1)
+    assert "use the difference" in str(zero_right.undefined)
+    assert math.isnan(zero_right.residual)
+    assert zero_right.difference == 0.5
     assert Reading(1, 1, 0.5, 0.25, 0.1).undefined is None
 
 
-def test_telescoped_residual_refuses_an_empty_window():
+def test_telescoped_residual_requires_at_least_one_step():
     with pytest.raises(ValueError, match="steps must be at least 1"):
         relations.telescoped_residual((1.0, 1.0), (0.0, 0.0), 0, lr=0.1)

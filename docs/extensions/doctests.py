@@ -1,4 +1,4 @@
-"""Show the examples of docstrings as code: Markdown would take `>>>` for a quotation."""
+"""Render doctest examples as code. Markdown would otherwise render `>>>` as a block quote."""
 
 import re
 
@@ -8,9 +8,14 @@ EXAMPLE = re.compile(r"^[ ]*>>> .*?(?=\n[ ]*\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class Doctests(griffe.Extension):
-    """Put a fence around each block that starts with `>>>`."""
+    """Griffe extension that puts each block starting with `>>>` into a fenced code block."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
+        """Rewrite the docstring of an object.
+
+        Args:
+            obj: The object that griffe has loaded.
+        """
         if obj.docstring is not None:
             obj.docstring.value = EXAMPLE.sub(
                 lambda example: f"```pycon\n{example.group()}\n```", obj.docstring.value

@@ -1,6 +1,6 @@
-"""Draws sgd-is-not-an-sde.png: SGD on one mode of a quadratic, and what an SDE says of it.
+"""Draw sgd-is-not-an-sde.png: SGD on one mode of a quadratic, compared with an SDE.
 
-Run it in this folder: `python sgd_is_not_an_sde.py` (a few seconds; needs the experiments extra).
+Run `python docs/figures/sgd_is_not_an_sde.py` (a few seconds; requires `equilibrate[experiments]`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ REPLICAS, STEPS = 20_000, 200
 
 
 def model(rate: float, momentum: float) -> Quadratic:
-    """One mode with h = c = 1, so that η is ηh."""
+    """Return SGD on one mode with h = c = 1, so that η equals ηh."""
     return Quadratic(ONE, ONE, lr=rate, momentum=momentum)
 
 
 def simulated_excess_loss(rate: float, momentum: float) -> float:
-    """⟨f − f₀⟩ measured on replicas that start far from stationary, at the minimum."""
+    """Return ⟨f − f₀⟩ of simulated replicas that start at the minimum, far from stationary."""
     sgd = model(rate, momentum)
     generator = torch.Generator().manual_seed(0)
-    rest = sgd.stationary(REPLICAS, generator)
-    start = type(rest)(torch.zeros_like(rest.position), torch.zeros_like(rest.velocity))
+    theta, velocity = sgd.stationary(REPLICAS, generator)
+    start = torch.zeros_like(theta), torch.zeros_like(velocity)
     *_, last = sgd.simulate(start, STEPS, generator)
-    return sgd.loss(last.next_position).mean().item()
+    return sgd.loss(last.parameters_after).mean().item()
 
 
 def draw() -> Figure:
-    """Left: the height of the noise ball. Right: by how much the SDE misses it."""
+    """Return a figure of the mean loss above the minimum (left) and of the SDE's error (right)."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -53,7 +53,7 @@ def draw() -> Figure:
     left.plot([], [], "--", color="0.3", linewidth=1, label="SDE")
     left.plot([], [], "o", color="0.3", markersize=4, label="simulated SGD")
     left.set_yscale("log")
-    left.set_ylabel("⟨f − f₀⟩, the height of the noise ball")
+    left.set_ylabel("⟨f − f₀⟩, mean loss above the minimum")
     right.set_ylabel("error of the SDE, %")
     right.axhline(0, color="0.6", linewidth=0.8)
     for axes in (left, right):

@@ -1,5 +1,6 @@
-"""`python -m equilibrate` is `equilibrate`."""
+"""Run the command line with `python -m equilibrate`."""
 
 from equilibrate.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

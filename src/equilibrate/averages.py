@@ -14,17 +14,20 @@ _FIRST_CAPACITY = 1024
 class HalfRunningMean:
     """The paper's half-running average, exact at every t (its equation for Ō(t), section 3).
 
-    Ō(t) = 1/(t − t₀) Σ_{t′=t₀+1}^{t} O(t′) with t₀ = ⌊t/2⌋: the first half is
-    left out as transient.
-    Any t may be the end of a window, and any t/2 its start, so the values of the later half are
-    kept, in double precision: 8 bytes for each number and step. An update is one copy on the
-    device of the value and never waits for it.
+    Ō(t) = 1/(t − t₀) Σ_{t′=t₀+1}^{t} O(t′) with t₀ = ⌊t/2⌋: the first half is left out as
+    transient. The values of the later half are stored in float64, 8 bytes for each number and
+    step. An update is one copy on the device of the value and does not wait for it.
 
-    >>> mean = HalfRunningMean()
-    >>> for x in [9.0, 1.0, 2.0]:
-    ...     mean.update(torch.tensor(x))
-    >>> mean.count, mean.window, float(mean.value)
-    (3, 2, 1.5)
+    Args:
+        shape: Shape of one value.
+        device: Device of the values.
+
+    Example:
+        >>> mean = HalfRunningMean()
+        >>> for x in [9.0, 1.0, 2.0]:
+        ...     mean.update(torch.tensor(x))
+        >>> mean.count, mean.window, float(mean.value)
+        (3, 2, 1.5)
     """
 
     def __init__(
@@ -36,28 +39,28 @@ class HalfRunningMean:
 
     @property
     def count(self) -> int:
-        """t, the number of values since the last reset."""
+        """Number of values since the last reset, t."""
         return self._count
 
     @property
     def window(self) -> int:
-        """How many values are averaged, t − ⌊t/2⌋."""
+        """Number of values in the average, t − ⌊t/2⌋."""
         return self._count - self._count // 2
 
     @property
     def value(self) -> Tensor:
-        """Ō(t), on the device of the values; nan before the first."""
+        """Ō(t), on the device of the values; nan before the first value."""
         return self._live()[-self.window :].mean(0) if self._count else self._nan()
 
     def update(self, value: Tensor) -> None:
-        """Take O(t) in."""
+        """Add the value O(t) of one step."""
         self._reserve(1)
         self._rows[self._end].copy_(value)
         self._end += 1
         self._count += 1
 
     def extend(self, values: Tensor) -> None:
-        """Take the values of several steps in, along the first axis."""
+        """Add the values of several steps, stacked along the first axis."""
         steps = len(values)
         self._reserve(steps)
         self._rows[self._end : self._end + steps].copy_(values)
@@ -65,21 +68,25 @@ class HalfRunningMean:
         self._count += steps
 
     def reset(self) -> None:
-        """Start again: t = 0."""
+        """Remove all values."""
         self._count = 0
         self._end = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs to go on bit by bit."""
+        """Return the state, from which `load_state_dict` continues bit by bit."""
         return {"count": self._count, "rows": self._live()[-self.window :].clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, refusing one of another shape."""
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            ValueError: If its values have another shape.
+        """
         rows = state["rows"]
         if tuple(rows.shape[1:]) != self.shape:
             raise ValueError(
                 f"state holds values of shape {tuple(rows.shape[1:])}, this average has "
-                f"{self.shape}: load the state of the same model, made with the same options"
+                f"{self.shape}: load the state of the same model, with the same settings"
             )
         self.reset()
         self.extend(rows)
@@ -92,7 +99,7 @@ class HalfRunningMean:
         return torch.full(self.shape, torch.nan, dtype=torch.float64, device=self._rows.device)
 
     def _reserve(self, steps: int) -> None:
-        """Make room for more rows; drop those that no later window can reach."""
+        """Make room for more rows, without those that no later window can reach."""
         if self._end + steps <= len(self._rows):
             return
         kept = self._live()[self._end - self.window :]
@@ -103,15 +110,23 @@ class HalfRunningMean:
 
 
 class HalfRunningBlocks:
-    """`HalfRunningMean` for values that come in blocks of `size` steps (epochs), read between them.
+    """`HalfRunningMean` for values that come in blocks of `size` steps, read between blocks.
 
-    After n blocks the window begins at step ⌊n·size/2⌋: where a block begins, or ⌊size/2⌋ steps
-    into it. So two sums a block are enough: the state stays small however many steps there are.
+    After n blocks the window begins at step ⌊n·size/2⌋, which is where a block begins or ⌊size/2⌋
+    steps later. So two sums for each block are enough, and the state stays small.
 
-    >>> mean = HalfRunningBlocks(size=3)
-    >>> mean.extend(torch.tensor([9.0, 1.0, 2.0]))
-    >>> mean.count, mean.window, float(mean.value)
-    (3, 2, 1.5)
+    Args:
+        shape: Shape of one value.
+        size: Steps in a block, for example in an epoch.
+
+    Raises:
+        ValueError: If `size` is below 1.
+
+    Example:
+        >>> mean = HalfRunningBlocks(size=3)
+        >>> mean.extend(torch.tensor([9.0, 1.0, 2.0]))
+        >>> mean.count, mean.window, float(mean.value)
+        (3, 2, 1.5)
     """
 
     def __init__(self, shape: Sequence[int] = (), *, size: int) -> None:
@@ -123,12 +138,12 @@ class HalfRunningBlocks:
 
     @property
     def count(self) -> int:
-        """t, the number of values since the last reset."""
+        """Number of values since the last reset, t."""
         return self._blocks * self.size
 
     @property
     def window(self) -> int:
-        """How many values are averaged, t − ⌊t/2⌋."""
+        """Number of values in the average, t − ⌊t/2⌋."""
         return self.count - self.count // 2
 
     @property
@@ -136,11 +151,15 @@ class HalfRunningBlocks:
         """Ō(t), on the host; nan before the first block."""
         if not self._blocks:
             return torch.full(self.shape, torch.nan, dtype=torch.float64)
-        part = self._blocks % 2  # of an odd number the oldest block in the window is cut in two
+        part = self._blocks % 2  # if odd, only the later half of the oldest block counts
         return (self._sums[0, part] + self._sums[1:, 0].sum(0)) / self.window
 
     def extend(self, values: Tensor) -> None:
-        """Take a block of values in, along the first axis."""
+        """Add one block of values, stacked along the first axis.
+
+        Raises:
+            ValueError: If there are not `size` values of the right shape.
+        """
         if values.shape != (self.size, *self.shape):
             raise ValueError(
                 f"values must be one block of shape {(self.size, *self.shape)}, got "
@@ -153,21 +172,25 @@ class HalfRunningBlocks:
         self._sums = torch.cat([self._sums, sums[None]])[-kept:]
 
     def reset(self) -> None:
-        """Start again: t = 0."""
+        """Remove all values."""
         self._blocks = 0
         self._sums = torch.empty((0, 2, *self.shape), dtype=torch.float64)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `load_state_dict` needs to go on bit by bit."""
+        """Return the state, from which `load_state_dict` continues bit by bit."""
         return {"size": self.size, "blocks": self._blocks, "sums": self._sums.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, refusing one of other blocks."""
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            ValueError: If its blocks have another shape.
+        """
         mine, other = (self.size, *self.shape), (state["size"], *state["sums"].shape[2:])
         if mine != other:
             raise ValueError(
                 f"state holds blocks of shape {other}, this average has {mine}: load the state of "
-                "the same model, made with the same options"
+                "the same model, with the same settings"
             )
         self._blocks = int(state["blocks"])
         self._sums = state["sums"].to("cpu", copy=True)

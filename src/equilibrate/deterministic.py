@@ -1,4 +1,4 @@
-"""Layers with which a loss is no function of the parameters and a batch alone."""
+"""Check that a model's loss depends only on its parameters and the mini-batch."""
 
 from __future__ import annotations
 
@@ -7,38 +7,46 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 
-def refuse_chance(model: nn.Module) -> None:
-    """Refuse layers whose output depends on the other examples of a batch, or on chance.
+def require_deterministic(model: nn.Module) -> None:
+    """Check that no layer is random or mixes the examples of a mini-batch.
 
-    f is then no mean over examples, and ⟦∇f^B⟧ is not ∇f.
+    The relations need a loss that is a mean over examples, so that ⟦∇f^B⟧ = ∇f. Dropout and
+    batch normalization in training mode break this; in evaluation mode they are accepted.
 
-    >>> refuse_chance(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval())
+    Args:
+        model: The model to check, in the mode in which it will run.
+
+    Raises:
+        ValueError: If a layer is random, or if its output for one example depends on the other
+            examples of the mini-batch.
+
+    Example:
+        >>> require_deterministic(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval())
     """
     for name, layer in model.named_modules():
         what = f"layer {name!r} ({type(layer).__name__})"
-        if isinstance(layer, _NormBase) and _mixes(layer):
+        if isinstance(layer, _NormBase) and _mixes_examples(layer):
             remedy = (
                 "call model.eval() to fix its statistics, or use nn.GroupNorm"
                 if layer.track_running_stats
-                else "it keeps no statistics that could be fixed, so use nn.GroupNorm"
+                else "it has no running statistics to fix, so use nn.GroupNorm"
             )
             raise ValueError(
-                f"{what} makes an output depend on the rest of its mini-batch, or remembers it, so "
-                f"that the loss is no mean over examples: {remedy}"
+                f"{what} uses or updates statistics of the mini-batch, so the loss is not a mean "
+                f"over examples: {remedy}"
             )
-        if layer.training and (_chance(layer) or isinstance(layer, nn.RReLU)):
+        if layer.training and (_drop_probability(layer) or isinstance(layer, nn.RReLU)):
             raise ValueError(
-                f"{what} is random, so that its loss has no gradient of its own: call "
-                "model.eval() or take it out"
+                f"{what} is random, so the gradient of the loss is not well defined: call "
+                "model.eval() or remove the layer"
             )
 
 
-def _mixes(layer: _NormBase) -> bool:
+def _mixes_examples(layer: _NormBase) -> bool:
     return layer.training if layer.track_running_stats else isinstance(layer, _BatchNorm)
 
 
-def _chance(layer: nn.Module) -> float:
-    """With what probability it drops something."""
+def _drop_probability(layer: nn.Module) -> float:
     if isinstance(layer, _DropoutNd):
         return layer.p
     return layer.dropout if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) else 0.0

@@ -19,6 +19,7 @@ from equilibrate._engine.sharding import Layout, layout_of, local
 from equilibrate._engine.updates import learning_rate
 from equilibrate.relations import Reading
 
+_NO_GRAD = torch.no_grad()
 NamedParameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
@@ -112,7 +113,7 @@ class Monitor:
         return self._combined(self._probes)
 
     def group_readings(self) -> dict[str, Reading]:
-        """Return FDR1 for each parameter group: "group 0", "group 1", …
+        """Return FDR1 for each parameter group, by the names "group 0", "group 1" and so on.
 
         FDR1 holds for every group by itself, with its own learning rate, momentum and dampening.
         """
@@ -264,7 +265,7 @@ class Monitor:
         """Return whether a hook is to do its work: not inside a capture or an explicit block."""
         if self._explicit:
             return False
-        return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        return not (self._on_gpu and torch.cuda.is_current_stream_capturing())
 
     def _before(self) -> None:
         optimizer = self._optimizer
@@ -274,12 +275,12 @@ class Monitor:
         self._measured = upcoming == 1 or upcoming % self.every == 0
         if self._measured and not self._up_to_date():
             self._lay_out()  # the window begins at this step, which is measured anyway
-        with torch.no_grad():
+        with _NO_GRAD:
             for probe in self._probes:
                 probe.before(measured=self._measured)
 
     def _after(self) -> None:
-        with torch.no_grad():
+        with _NO_GRAD:
             for probe in self._probes:
                 probe.after(measured=self._measured)
         if self._measured:
@@ -314,13 +315,17 @@ class Monitor:
                 probe.continue_skips(skipped)
         self._since_reset = 0
         self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
-        self._places = [(id(p), local(p).device) for probe in self._probes for p in probe.params]
+        self._held = self._places()
+        self._on_gpu = any(probe.device.type == "cuda" for probe in self._probes)
+
+    def _places(self) -> list[Any]:
+        """Return which parameters the optimizer holds, and where each bucket of them lies."""
+        groups = self._optimizer.param_groups
+        held: list[Any] = [list(map(id, group["params"])) for group in groups]
+        return held + [local(probe.params[0]).device for probe in self._probes]
 
     def _up_to_date(self) -> bool:
-        """Return whether the optimizer still holds the same parameters in the same places."""
-        held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
-        places = [(id(p), local(p).device) for probe in self._probes for p in probe.params]
-        return places == self._places and held == {place[0] for place in places}
+        return self._places() == self._held
 
     def _update_layout(self) -> None:
         sizes = [len(group["params"]) for group in self._optimizer.param_groups]
@@ -352,7 +357,7 @@ class Monitor:
     # Readings ---------------------------------------------------------------------------------
 
     def _combined(self, probes: list[Probe]) -> Reading:
-        """Sum both sides over parts of the model: they are additive."""
+        """Return the reading of some parts of the model: both sides are additive."""
         left = right = 0.0
         count = 0.0
         for probe in probes:

@@ -1,4 +1,8 @@
-"""A relation is two sides and an average; a reading is what it says at one moment."""
+"""The stationary relations: two observables with equal means, and the average of both.
+
+Each equation of the paper is a function that returns a `Relation`. A `Relation` follows a running
+average and gives a `Reading`, or measures a recorded run and gives a `Measurement`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from equilibrate import estimates, observables
+from equilibrate import observables
 from equilibrate.averages import HalfRunningMean
-from equilibrate.estimates import Estimate
+from equilibrate.measurements import Measurement, measure_series
 from equilibrate.observables import Direction, Observable, Scalar, Snapshot
 
 
@@ -20,51 +24,54 @@ from equilibrate.observables import Direction, Observable, Scalar, Snapshot
 class Reading:
     """Both sides of a relation, averaged over a window of steps.
 
-    >>> Reading(step=10, count=5, left=1.02, right=1.0, lr=0.1)
-    Reading(step=10, count=5, left=1.02, right=1, lr=0.1, residual=0.02)
+    Example:
+        >>> Reading(step=10, count=5, left=1.02, right=1.0, lr=0.1)
+        Reading(step=10, count=5, left=1.02, right=1, lr=0.1, residual=0.02)
     """
 
     step: int
-    """Steps seen in all."""
+    """Number of steps so far."""
     count: int
-    """Steps averaged over."""
+    """Number of steps in the averaging window."""
     left: float
+    """Mean of the left side."""
     right: float
+    """Mean of the right side."""
     lr: float
-    """The learning rate at the last measured step; nan if parameter groups have different ones."""
+    """Learning rate of the last measured step; nan if parameter groups have different ones."""
 
     @property
     def residual(self) -> float:
-        """left/right − 1; nan where that is undefined."""
+        """left/right − 1; nan if it is undefined (see `undefined`)."""
         return self.left / self.right - 1 if self.undefined is None else math.nan
 
     @property
     def difference(self) -> float:
-        """What left exceeds right by: all there is to read where right is zero, as in ⟨∇f⟩ = 0."""
+        """The difference left − right, for relations whose right side is zero, such as ⟨∇f⟩ = 0."""
         return self.left - self.right
 
     @property
     def excess_loss(self) -> float:
-        """⟨f − f₀⟩ ≈ right/2: how far the loss would fall if the learning rate went to zero.
+        """⟨f − f₀⟩ ≈ right/2, the decrease of the loss if the learning rate went to zero.
 
-        On a quadratic ⟨θ·∇f⟩ = 2⟨f − f₀⟩, so with FDR1 the height above the minimum is
-        (η/4)⟨Tr C̃⟩, and with FDR1′ (1+μ)/(4(1−ν)) η⟨v²⟩. That asks for FDR1's own two sides (not
-        the step form of another optimizer) of the whole model, for equilibrium, and for a loss
-        that is quadratic over the distance that the parameters fluctuate; f includes the L2 term.
+        On a quadratic ⟨θ·∇f⟩ = 2⟨f − f₀⟩. By FDR1 the mean loss above the minimum is then
+        (η/4)⟨Tr C̃⟩, and by FDR1′ (1+μ)/(4(1−ν)) η⟨v²⟩. This requires a reading of FDR1 (not of the
+        step form of another optimizer) for the whole model, a stationary state, and a loss that is
+        quadratic over the range of the fluctuations. f includes the L2 term.
         """
         return self.right / 2
 
     @property
     def undefined(self) -> str | None:
-        """Why the residual is undefined, or None where it is a number."""
+        """The reason why the residual is undefined, or None if it is defined."""
         if self.count == 0:
             return "no step has been seen yet"
         if not (math.isfinite(self.left) and math.isfinite(self.right)):
             return f"non-finite averages (left {self.left:g}, right {self.right:g})"
         if self.right == 0 and self.left == 0:
-            return "both sides are zero: nothing fluctuates"
+            return "both sides are zero: there are no fluctuations"
         if self.right == 0:
-            return f"the right side is zero (left {self.left:g}): read the difference instead"
+            return f"the right side is zero (left {self.left:g}): use the difference instead"
         return None
 
     def __repr__(self) -> str:
@@ -75,18 +82,24 @@ class Reading:
 
 
 class Relation:
-    """⟨left⟩ = ⟨right⟩ at stationarity, followed by an average of both sides.
+    """⟨left⟩ = ⟨right⟩ in the stationary state, with a running average of both sides.
 
-    Where the relation says that the mean of some Φ(θ, v) is constant, `potential` is this Φ, scaled
-    so that left − right is what it loses in a step. Where left = right holds at every step,
-    `self_check` is true: it tests the measurement and says nothing of equilibrium.
+    Args:
+        left: Observable on the left side.
+        right: Observable on the right side.
+        average: Average of shape (2,) over both sides. Default: the paper's half-running mean.
+        potential: If the relation states that the mean of some Φ(θ, v) is constant, this Φ, scaled
+            such that left − right is the decrease of Φ in one step.
+        self_check: Whether left = right holds at every step. Such a relation tests the measurement
+            and not stationarity.
 
-    >>> relation = fdr1()
-    >>> theta = torch.tensor([2.0])
-    >>> for g in [1.0, -0.9, 1.0, -0.9]:
-    ...     relation.update(Snapshot(theta, torch.tensor([g]), lr=0.1))
-    >>> relation.reading()
-    Reading(step=4, count=2, left=0.1, right=0.04525, lr=0.1, residual=1.21)
+    Example:
+        >>> relation = fdr1()
+        >>> theta = torch.tensor([2.0])
+        >>> for g in [1.0, -0.9, 1.0, -0.9]:
+        ...     relation.update(Snapshot(theta, torch.tensor([g]), lr=0.1))
+        >>> relation.reading()
+        Reading(step=4, count=2, left=0.1, right=0.04525, lr=0.1, residual=1.21)
     """
 
     def __init__(
@@ -107,24 +120,48 @@ class Relation:
         self._step = 0
 
     def update(self, snapshot: Snapshot) -> None:
-        """Measure both sides of one step."""
+        """Add one step to the running average.
+
+        Args:
+            snapshot: The step.
+        """
         self.average.update(torch.stack([self.left(snapshot), self.right(snapshot)]))
         self._lr = snapshot.lr
         self._step += 1
 
     def reading(self) -> Reading:
-        """What the relation says now."""
+        """Return both sides, averaged over the current window."""
         left, right = self.average.value.tolist()
         return Reading(self._step, self.average.window, left, right, float(self._lr))
 
     def measure(self, snapshots: Iterable[Snapshot]) -> Measurement:
-        """Both sides and their difference over all the snapshots, with error bars.
+        """Average both sides and their difference over a stationary run, with error bars.
 
-        The snapshots are successive steps of a stationary run, or of several replicas on a leading
-        axis. With a `potential` Φ the difference of one run is (Φ_0 − Φ_n)/n. Its error comes from
-        the spread of Φ (`estimates.of_drift`) and the left side's from those of the right side and
-        of the difference, since batch means see a telescoping sum as far too noisy. Everything
-        else is taken from batch means, or from the spread among replicas.
+        With a `potential` Φ the difference of a single run is (Φ_0 − Φ_n)/n. Batch means would
+        overestimate the error of such a telescoping sum, so its error is computed from the variance
+        of Φ (`estimates.telescoping_mean`), and the error of the left side from those of the right
+        side and of the difference. All other errors are computed from batch means, or from the
+        spread among replicas.
+
+        Args:
+            snapshots: Successive steps of one run, or of several replicas on a leading axis.
+
+        Returns:
+            Left side, right side and their difference.
+
+        Raises:
+            ValueError: If there are no snapshots.
+
+        Example:
+            FDR1 on an exactly solvable model:
+
+            >>> from equilibrate.solvable import Quadratic
+            >>> sgd = Quadratic(torch.tensor([1.0, 0.5]), noise=torch.ones(2), lr=0.3)
+            >>> generator = torch.Generator().manual_seed(0)
+            >>> start = sgd.stationary(replicas=1, generator=generator)
+            >>> found = fdr1().measure(sgd.simulate(start, steps=2000, generator=generator))
+            >>> found.holds, found.right.covers(sgd.fdr1_right)
+            (True, True)
         """
         rows: list[Tensor] = []
         levels: list[Tensor] = []
@@ -133,58 +170,25 @@ class Relation:
             if self.potential is not None:
                 levels.append(self.potential(s))
         if not rows:
-            raise ValueError("snapshots is empty: a relation is measured over at least one step")
+            raise ValueError("snapshots is empty: pass at least one step")
         left, right = torch.stack(rows, 1)
-        return measurement(left, right, torch.stack(levels) if levels else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Both sides of a relation with error bars, and their difference with its own."""
-
-    left: Estimate
-    right: Estimate
-    difference: Estimate
-
-    @property
-    def residual(self) -> float:
-        """left/right − 1; nan where the right side is zero."""
-        return self.left.value / self.right.value - 1 if self.right.value else math.nan
-
-    @property
-    def holds(self) -> bool:
-        """Whether the difference is zero within its 95 % confidence interval."""
-        return self.difference.covers(0.0)
-
-
-def measurement(left: Tensor, right: Tensor, potential: Tensor | None = None) -> Measurement:
-    """What `Relation.measure` makes of the recorded series, (steps,) or (steps, replicas).
-
-    >>> phi = torch.randn(1001, generator=torch.Generator().manual_seed(0)).double()
-    >>> measurement(1 + phi[:-1] - phi[1:], torch.ones(1000), phi[:-1]).left.error < 0.002
-    True
-    """
-    mean = estimates.mean(right)
-    if potential is None or right[0].numel() > 1 or len(right) < 2:
-        return Measurement(estimates.mean(left), mean, estimates.mean(left - right))
-    drift = estimates.of_drift((left - right).sum().item(), potential.reshape(-1))
-    value, error = mean.value + drift.value, math.hypot(mean.error, drift.error)
-    how = f"{mean.how} of the right side, and the {drift.how}"
-    # Welch–Satterthwaite, the drift's error being known well.
-    freedom = mean.freedom * (error / mean.error) ** 4 if mean.error > 0 else math.inf
-    return Measurement(Estimate(value, error, mean.count, how, freedom), mean, drift)
+        return measure_series(left, right, torch.stack(levels) if levels else None)
 
 
 def master(observable: Callable[[Tensor], Tensor]) -> Relation:
-    """(FDT), the master equation: ⟨O(θ)⟩ = ⟨O(θ − η∇f^B)⟩ for any O of the flat parameters.
+    """Return (FDT), the master equation: ⟨O(θ)⟩ = ⟨O(θ − η∇f^B)⟩ for any O(θ).
 
-    With momentum the step is ηv′, as in the master equation of appendix A. All that follows is this
-    for some O; with O = f it is FDR2 to all orders (the paper's equation before FDR2).
+    With momentum the step is ηv′, as in appendix A. The other relations are special cases for some
+    O. With O = f it is FDR2 to all orders (the paper's equation before FDR2).
 
-    >>> relation = master(lambda theta: theta.square().sum(-1))
-    >>> relation.update(Snapshot(torch.tensor([2.0]), torch.tensor([1.0]), lr=0.5))
-    >>> relation.reading().left, relation.reading().right
-    (4.0, 2.25)
+    Args:
+        observable: O, a function of the flat parameters of shape (…, d).
+
+    Example:
+        >>> relation = master(lambda theta: theta.square().sum(-1))
+        >>> relation.update(Snapshot(torch.tensor([2.0]), torch.tensor([1.0]), lr=0.5))
+        >>> relation.reading().left, relation.reading().right
+        (4.0, 2.25)
     """
 
     def before(s: Snapshot) -> Tensor:
@@ -197,19 +201,27 @@ def master(observable: Callable[[Tensor], Tensor]) -> Relation:
 
 
 def mean_gradient(direction: Direction) -> Relation:
-    """(FDT0): ⟨∇f⟩ = 0, along a component or a direction. Its right side is zero."""
+    """Return (FDT0): ⟨a·∇f⟩ = 0. The right side is zero.
+
+    Args:
+        direction: The direction a.
+    """
 
     def potential(s: Snapshot) -> Tensor:
         position = observables.along(s.parameters, direction)
-        carried = observables.along(s.carried, direction)
-        return ((1 - s.momentum) * position / s.lr + carried) / (1 - s.dampening)
+        momentum = observables.along(s.momentum_term, direction)
+        return ((1 - s.momentum) * position / s.lr + momentum) / (1 - s.dampening)
 
     left = partial(observables.gradient_along, direction=direction)
     return Relation(left, _zero, potential=potential)
 
 
 def mean_velocity(direction: Direction) -> Relation:
-    """Appendix A: ⟨v⟩ = 0, along a component or a direction. Its right side is zero."""
+    """Return ⟨a·v⟩ = 0 (appendix A). The right side is zero.
+
+    Args:
+        direction: The direction a.
+    """
     left = partial(observables.velocity_along, direction=direction)
     return Relation(
         left, _zero, potential=lambda s: -observables.along(s.parameters, direction) / s.lr
@@ -217,10 +229,14 @@ def mean_velocity(direction: Direction) -> Relation:
 
 
 def matrix(first: Direction, second: Direction) -> Relation:
-    """⟨θ_i ∂_j f⟩ + ⟨θ_j ∂_i f⟩ = η⟨C̃_ij⟩ (FDT1bare) for two components or directions.
+    """Return ⟨θ_i ∂_j f⟩ + ⟨θ_j ∂_i f⟩ = η⟨C̃_ij⟩ (FDT1bare): the mean of θ_i θ_j is constant.
 
-    With momentum it is appendix A's "nonredundant" relation, (1−ν)[⟨θ_i ∂_j f⟩ + ⟨∂_i f θ_j⟩] −
-    μ[⟨θ_i v_j⟩ + ⟨v_i θ_j⟩] = η⟨v_i v_j⟩: the mean of θ_i θ_j is constant. Its trace is FDR1′.
+    With momentum it is the "nonredundant" relation of appendix A,
+    (1−ν)[⟨θ_i ∂_j f⟩ + ⟨∂_i f θ_j⟩] − μ[⟨θ_i v_j⟩ + ⟨v_i θ_j⟩] = η⟨v_i v_j⟩. Its trace is FDR1′.
+
+    Args:
+        first: The direction i.
+        second: The direction j.
     """
 
     def potential(s: Snapshot) -> Tensor:
@@ -233,18 +249,18 @@ def matrix(first: Direction, second: Direction) -> Relation:
 
 
 def fdr1() -> Relation:
-    """(FDR1′): ⟨θ·∇f⟩ = (1+μ)/(2(1−ν)) η⟨v²⟩; (FDR1) at μ = ν = 0."""
+    """Return (FDR1′): ⟨θ·∇f⟩ = (1+μ)/(2(1−ν)) η⟨v²⟩; (FDR1) at μ = ν = 0."""
 
     def potential(s: Snapshot) -> Tensor:
-        overlap = observables.inner(s.parameters, s.carried)
+        overlap = observables.inner(s.parameters, s.momentum_term)
         norm = (1 - s.momentum) * observables.norm_square(s) / (2 * s.lr)
         return (norm + overlap) / (1 - s.dampening)
 
     return Relation(observables.fdr1_left, observables.fdr1_right, potential=potential)
 
 
-def any_step() -> Relation:
-    """The step form −⟨θ·Δ⟩/η = ⟨Δ²⟩/(2η), for any optimizer with θ′ = θ + Δ."""
+def step_form() -> Relation:
+    """Return the step form −⟨θ·Δ⟩/η = ⟨Δ²⟩/(2η), valid for any optimizer with θ′ = θ + Δ."""
     return Relation(
         observables.step_left,
         observables.step_right,
@@ -253,16 +269,24 @@ def any_step() -> Relation:
 
 
 def velocity_update(direction: Direction) -> Relation:
-    """Appendix A (redundant0): ⟨v⟩ = μ⟨v⟩ − (1−ν)⟨∇f⟩, v′ on the left. Self-check: every step."""
+    """Return appendix A (redundant0), ⟨v⟩ = μ⟨v⟩ − (1−ν)⟨∇f⟩ with v′ on the left. Self-check.
+
+    Args:
+        direction: The direction a.
+    """
     left = partial(observables.velocity_along, direction=direction)
     right = partial(observables.velocity_update_right, direction=direction)
     return Relation(left, right, self_check=True)
 
 
 def velocity_square(first: Direction, second: Direction) -> Relation:
-    """Appendix A (redundant1), for ⟨v_i v_j⟩ with v′ on the left. Self-check: every step.
+    """Return appendix A (redundant1) for ⟨v_i v_j⟩ with v′ on the left. Self-check.
 
     ⟨v_i v_j⟩ = μ²⟨v_i v_j⟩ + (1−ν)²⟨C̃_ij⟩ − (1−ν)μ[⟨v_i ∂_j f⟩ + ⟨∂_i f v_j⟩].
+
+    Args:
+        first: The direction i.
+        second: The direction j.
     """
     sides = observables.velocity_square_left, observables.velocity_square_right
     left, right = (partial(side, first=first, second=second) for side in sides)
@@ -270,9 +294,13 @@ def velocity_square(first: Direction, second: Direction) -> Relation:
 
 
 def velocity_position(first: Direction, second: Direction) -> Relation:
-    """Appendix A (redundant2), for ⟨v_i θ_j⟩ with v′ and θ′ on the left. Self-check: every step.
+    """Return appendix A (redundant2) for ⟨v_i θ_j⟩ with v′ and θ′ on the left. Self-check.
 
     ⟨v_i θ_j⟩ − η⟨v_i v_j⟩ = μ⟨v_i θ_j⟩ − (1−ν)⟨∂_i f θ_j⟩.
+
+    Args:
+        first: The direction i.
+        second: The direction j.
     """
     sides = observables.velocity_position_left, observables.velocity_position_right
     left, right = (partial(side, first=first, second=second) for side in sides)
@@ -280,10 +308,15 @@ def velocity_position(first: Direction, second: Direction) -> Relation:
 
 
 def cubic(first: Direction, second: Direction, third: Direction) -> Relation:
-    """Section 2.3.2, the cubic relation contracted with three components or directions.
+    """Return the cubic relation of section 2.3.2: the mean of θ_i θ_j θ_k is constant.
 
-    ⟨θ_i θ_j ∂_k f + …⟩ = η⟨θ_i C̃_jk + …⟩ − η²⟨C̃_ijk⟩. It is the constancy of ⟨θ_i θ_j θ_k⟩, so
-    that with −v′ for the gradient it holds with momentum too, and for any other optimizer.
+    ⟨θ_i θ_j ∂_k f + …⟩ = η⟨θ_i C̃_jk + …⟩ − η²⟨C̃_ijk⟩. The gradient is replaced by −v′, so that the
+    relation also holds with momentum and for other optimizers.
+
+    Args:
+        first: The direction i.
+        second: The direction j.
+        third: The direction k.
     """
     directions = {"first": first, "second": second, "third": third}
 
@@ -299,15 +332,20 @@ def cubic(first: Direction, second: Direction, third: Direction) -> Relation:
 def fdr2(
     full_gradient: Callable[[Tensor], Tensor], hessian_product: Callable[[Tensor, Tensor], Tensor]
 ) -> Relation:
-    """(FDR2) to second order: (1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩ = (η/2)⟨v′ᵀHv′⟩ + O(η²), exact on a quadratic.
+    """Return (FDR2) to second order: (1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩ = (η/2)⟨v′ᵀHv′⟩ + O(η²).
 
-    Without momentum ⟨(∇f)²⟩ = (η/2)⟨Tr(HC̃)⟩. The paper's appendix (FDR2p) lacks the ½.
-    `full_gradient` maps θ to ∇f(θ) and `hessian_product` maps (θ, u) to H(θ)u.
+    It is exact on a quadratic. Without momentum it is ⟨(∇f)²⟩ = (η/2)⟨Tr(HC̃)⟩. The factor ½ is
+    missing in the paper's appendix (FDR2p).
 
-    >>> relation = fdr2(lambda theta: 3 * theta, lambda theta, u: 3 * u)
-    >>> relation.update(Snapshot(torch.tensor([1.0]), torch.tensor([2.0]), lr=0.1))
-    >>> relation.reading()
-    Reading(step=1, count=1, left=9, right=0.6, lr=0.1, residual=14)
+    Args:
+        full_gradient: Maps θ to ∇f(θ).
+        hessian_product: Maps (θ, u) to H(θ)u.
+
+    Example:
+        >>> relation = fdr2(lambda theta: 3 * theta, lambda theta, u: 3 * u)
+        >>> relation.update(Snapshot(torch.tensor([1.0]), torch.tensor([2.0]), lr=0.1))
+        >>> relation.reading()
+        Reading(step=1, count=1, left=9, right=0.6, lr=0.1, residual=14)
     """
 
     def left(s: Snapshot) -> Tensor:
@@ -332,17 +370,29 @@ def telescoped_residual(
     momentum: float = 0.0,
     dampening: float = 0.0,
 ) -> Scalar:
-    """The mean of O_L − O_R over `steps` steps from what stands at the two ends alone.
+    """Return the mean of O_L − O_R over a window, computed from the two ends of the window.
 
     Σ (O_L − O_R) = [ −(1−μ)(N_T − N_s)/(2η) + μ(θ_s·v_s − θ_T·v_T) ] / (1−ν)
 
-    holds for any loss, sampling and noise while η, μ, ν are constant: FDR1 says that the norm
-    has stopped drifting. `norm_square` is (N_s, N_T) and `overlap` (θ_s·v_s, θ_T·v_T).
+    holds for any loss, sampling and noise as long as η, μ and ν are constant. FDR1 therefore tests
+    whether the norm N = |θ|² has stopped drifting.
 
-    One step from θ = 1 with g = 1 at η = ½: O_L = 1, O_R = ¼, and the norm falls from 1 to ¼.
+    Args:
+        norm_square: (N_s, N_T) at the start and at the end of the window.
+        overlap: (θ_s·v_s, θ_T·v_T) at the start and at the end of the window.
+        steps: Number of steps in the window, T − s.
+        lr: Learning rate η.
+        momentum: Momentum μ.
+        dampening: Dampening ν.
 
-    >>> telescoped_residual((1.0, 0.25), (0.0, 0.0), 1, lr=0.5)
-    0.75
+    Raises:
+        ValueError: If `steps` is less than 1.
+
+    Example:
+        One step from θ = 1 with g = 1 at η = ½: O_L = 1, O_R = ¼, and N goes from 1 to ¼.
+
+        >>> telescoped_residual((1.0, 0.25), (0.0, 0.0), 1, lr=0.5)
+        0.75
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
@@ -353,6 +403,10 @@ def telescoped_residual(
 
 
 def combine(means: list[Tensor]) -> tuple[float, float]:
-    """Sum (left, right) over parts, each of shape (2, …): both sides of FDR1 are additive."""
+    """Return the sums of left and right over parts of a model. Both sides of FDR1 are additive.
+
+    Args:
+        means: Means of (left, right) for each part, of shape (2, …).
+    """
     totals = [mean.reshape(2, -1).sum(1).tolist() for mean in means]
     return sum(left for left, _ in totals), sum(right for _, right in totals)

@@ -62,7 +62,11 @@ class Threshold:
     threshold: float = 0.01
 
     def __post_init__(self) -> None:
-        """Check the threshold."""
+        """Check the threshold.
+
+        Raises:
+            ValueError: If it is not a positive finite number.
+        """
         if not (self.threshold > 0 and math.isfinite(self.threshold)):
             raise ValueError(
                 f"threshold must be a positive number such as 0.01, got {self.threshold}"

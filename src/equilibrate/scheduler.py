@@ -198,7 +198,7 @@ class FDRScheduler(LRScheduler):
         self.last_decision = Decision(reading=reading, lrs=tuple(decision.pop("lrs")), **decision)
 
     def _get_closed_form_lr(self) -> list[float | Tensor]:
-        """Start at the initial learning rates, which `SequentialLR` asks for at a milestone."""
+        """Return the initial learning rates, at which `SequentialLR` starts at a milestone."""
         self._start([float(lr) for lr in self.base_lrs])
         return self.get_lr()
 

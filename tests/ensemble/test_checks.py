@@ -1,8 +1,9 @@
-"""What an ensemble refuses, and which examples it takes."""
+"""Argument checks of an ensemble, and the sampling of mini-batches."""
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.replicas import (
@@ -18,7 +19,7 @@ from support.replicas import (
 from torch import nn
 
 from equilibrate.ensemble import Ensemble
-from equilibrate.ensemble.sampling import draw
+from equilibrate.ensemble.data.sampling import draw
 
 
 def batch_normalised():
@@ -45,29 +46,36 @@ def other_activation():
     return model
 
 
-REFUSED = {
+INPUTS, TARGETS = data(2, 3)
+INVALID = {
     "empty": ({"models": []}, ValueError, "models is empty"),
-    "one model": ({"models": perceptron()}, TypeError, "models is one Sequential: pass a list"),
-    "arrays": (
-        {"images": np.zeros((9, 2, 3), np.float32)},
+    "one model": ({"models": perceptron()}, TypeError, "got one Sequential: pass a list"),
+    "one tensor as data": (
+        {"data": torch.zeros(125, 6)},
         TypeError,
-        r"images must be a tensor, got ndarray: pass torch.as_tensor\(images\)",
+        r"data must be a pair \(inputs, targets\), got Tensor",
     ),
+    "arrays": (
+        {"data": (np.zeros((9, 2, 3), np.float32), TARGETS)},
+        TypeError,
+        r"inputs must be a tensor, got ndarray: pass torch.as_tensor\(inputs\)",
+    ),
+    "loss": ({"loss": "mse"}, TypeError, r"loss must be a function of \(outputs, targets\)"),
     "one seed": ({"seeds": 3}, ValueError, "seeds must be one number ≥ 0 for each of the 3 models"),
     "structure": (
         {"models": [perceptron(), perceptron(), nn.Sequential(nn.Flatten(), nn.Linear(6, 3))]},
         ValueError,
-        r"models\[2\] has another structure than models\[0\]",
+        r"models\[2\] differs in structure from models\[0\]",
     ),
     "activation": (
         {"models": [perceptron(), other_activation(), perceptron()]},
         ValueError,
-        r"models\[1\] has another structure",
+        r"models\[1\] differs in structure",
     ),
     "mode": (
         {"models": [dropping().eval(), dropping().eval(), dropping()]},
         ValueError,
-        r"models\[2\] has another structure",
+        r"models\[2\] differs in structure",
     ),
     "dtype": ({"models": [perceptron().double()] * 3}, TypeError, "call model.float"),
     "all frozen": (
@@ -75,11 +83,15 @@ REFUSED = {
         ValueError,
         "no parameter that requires a gradient",
     ),
-    "batch norm": ({"models": [batch_normalised()] * 3}, ValueError, "'2' .BatchNorm1d. makes"),
+    "batch norm": (
+        {"models": [batch_normalised()] * 3},
+        ValueError,
+        "'2' .BatchNorm1d. uses or updates statistics",
+    ),
     "instance norm": (
         {"models": [normalising_instances()] * 3},
         ValueError,
-        "'0' .InstanceNorm1d. makes",
+        "'0' .InstanceNorm1d. uses or updates",
     ),
     "dropout": ({"models": [dropping()] * 3}, ValueError, "'1' .Dropout. is random"),
     "attention": ({"models": [attending()] * 3}, ValueError, "MultiheadAttention. is random"),
@@ -89,12 +101,20 @@ REFUSED = {
     "seeds": ({"seeds": [1, 2]}, ValueError, "one number ≥ 0 for each of the 3 models"),
     "negative seed": ({"seeds": [1, 2, -3]}, ValueError, "one number ≥ 0 for each of the 3 models"),
     "batch": ({"batch_size": 126}, ValueError, "between 1 and the 125 examples, got 126"),
-    "double images": ({"images": torch.zeros(125, 6).double()}, TypeError, "call images.float"),
-    "ignored": ({"labels": torch.full((125,), -100)}, ValueError, "classes from 0 on, got -100"),
-    "fewer labels": (
-        {"labels": torch.zeros(124, dtype=torch.int64)},
+    "double inputs": (
+        {"data": (torch.zeros(125, 6).double(), TARGETS)},
+        TypeError,
+        "inputs must be float32, got torch.float64: call inputs.float",
+    ),
+    "ignored": (
+        {"data": (INPUTS, torch.full((125,), -100))},
         ValueError,
-        "images and labels differ in number: 125 and 124",
+        "targets must be class indices of at least 0, got -100",
+    ),
+    "fewer targets": (
+        {"data": (INPUTS, TARGETS[:124])},
+        ValueError,
+        "inputs and targets must have the same length, got 125 and 124",
     ),
     "sampling": ({"sampling": "random"}, ValueError, 'sampling must be "shuffled" or "independ'),
     "algorithm": ({"algorithm": "lion"}, ValueError, 'algorithm must be "sgd", "adam" or "ams'),
@@ -111,31 +131,43 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case):
-    options, error, message = REFUSED[case]
-    given = {"models": [perceptron()] * 3, "seeds": SEEDS, "lr": 0.1, "batch_size": BATCH}
-    given.update(options)
-    images, labels = data(2, 3)
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_arguments_raise(case):
+    options, error, message = INVALID[case]
+    valid = {
+        "models": [perceptron()] * 3,
+        "loss": F.cross_entropy,
+        "data": (INPUTS, TARGETS),
+        "seeds": SEEDS,
+        "lr": 0.1,
+        "batch_size": BATCH,
+    }
+    Ensemble(**valid)
     with pytest.raises(error, match=message):
-        Ensemble(**{"images": images, "labels": labels, **given})
+        Ensemble(**{**valid, **options})
 
 
-def test_refused_later():
-    with pytest.raises(ValueError, match="algorithm='adam' has no velocity"):
+def test_invalid_arguments_of_methods_raise():
+    with pytest.raises(ValueError, match="algorithm='adam' has no velocity: use algorithm=\"sgd\""):
         ensemble_of(algorithm="adam").zero_velocity()
-    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
-        ensemble_of().full_gradient(chunk=0)
-    with pytest.raises(ValueError, match="decrease must lie between 0 and 1"):
-        ensemble_of().schedule(decrease=1.0)
-    with pytest.raises(ValueError, match="tolerance must be a positive number"):
-        ensemble_of().schedule(tolerance=0.0)
-    with pytest.raises(ValueError, match="tolerance must be one number, or one for each of the 3"):
-        ensemble_of().schedule(tolerance=[0.1])
+    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+        ensemble_of().full_gradient(chunk_size=0)
+    with pytest.raises(ValueError, match="chunk_size must be at least 1, got -1"):
+        ensemble_of().evaluate(INPUTS, TARGETS, chunk_size=-1)
+    with pytest.raises(
+        ValueError, match=r"factor must lie between 0 and 1, such as 0\.9, got 1\.0"
+    ):
+        ensemble_of().schedule(factor=1.0)
+    with pytest.raises(ValueError, match=r"must be a positive number such as 0\.01, got 0\.0"):
+        ensemble_of().schedule(threshold=0.0)
+    with pytest.raises(ValueError, match="threshold must be one number, or one for each of the 3"):
+        ensemble_of().schedule(threshold=[0.1])
+    with pytest.raises(ValueError, match="factor must be one number, or one for each of the 3"):
+        ensemble_of().schedule(factor=[0.9, 0.5])
 
 
 @pytest.mark.parametrize("build", [batch_normalised, dropping])
-def test_fixed_by_eval_they_are_taken(build):
+def test_layers_in_evaluation_mode_are_accepted(build):
     models = [build().eval() for _ in SEEDS]
     ensemble = ensemble_of(models)
     ensemble.run_epoch()
@@ -144,7 +176,7 @@ def test_fixed_by_eval_they_are_taken(build):
         assert_same_parameters(ensemble.module(r), models[r])
 
 
-def test_leftover_examples_are_left_out_of_an_epoch():
+def test_leftover_examples_are_not_used():
     ensemble = ensemble_of(batch_size=60)
     assert ensemble.steps_per_epoch == 2
     assert ensemble.run_epoch().loss.shape == (2, 3)
@@ -152,7 +184,7 @@ def test_leftover_examples_are_left_out_of_an_epoch():
 
 @given(st.integers(1, 60), st.data())
 @settings(max_examples=60, deadline=None)
-def test_every_batch_holds_different_examples(examples, picked):
+def test_examples_of_a_batch_are_distinct(examples, picked):
     size = picked.draw(st.integers(1, examples))
     for sampling in ("shuffled", "independent"):
         drawn = draw(7, 0, examples, size, sampling)
@@ -164,7 +196,7 @@ def test_every_batch_holds_different_examples(examples, picked):
             assert len(set(drawn.ravel().tolist())) == drawn.size
 
 
-def test_orders_depend_on_seed_and_epoch_alone():
+def test_orders_depend_on_seed_and_epoch():
     orders = [
         draw(s, e, 50, 5, kind)
         for s in (0, 1)

@@ -1,4 +1,4 @@
-"""Whole data sets: how they are kept on the device and cut into chunks."""
+"""Whole data sets: preparation for the first layer, and chunks."""
 
 import pytest
 import torch
@@ -6,75 +6,75 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from equilibrate.ensemble.batches import DataSets
-from equilibrate.ensemble.chunks import activations, even_chunk, most_at_once
+from equilibrate.ensemble.data.chunks import count_activations, even_chunk_size, max_chunk_size
+from equilibrate.ensemble.data.examples import PreparedInputsCache
 from equilibrate.paper.protocol.models import ARCHITECTURES, build
 
 GPU = torch.device("cuda")
 
 
 class Counted:
-    """Prepares a data set and notes that it did."""
+    """Prepares a data set and counts the calls."""
 
     def __init__(self):
         self.calls = 0
 
-    def __call__(self, images):
+    def __call__(self, inputs):
         self.calls += 1
-        return images.clone()
+        return inputs.clone()
 
 
 def test_a_data_set_is_prepared_once():
     prepare = Counted()
-    sets = DataSets(prepare, torch.device("cpu"))
+    cache = PreparedInputsCache(prepare, torch.device("cpu"))
     train, test = torch.zeros(3), torch.ones(2)
     for _ in range(4):
-        assert torch.equal(sets.of(train), train)
-        assert torch.equal(sets.of(test), test)
+        assert torch.equal(cache.get(train), train)
+        assert torch.equal(cache.get(test), test)
     assert prepare.calls == 2
 
 
-def test_one_that_was_written_to_is_prepared_again():
-    sets = DataSets(Counted(), torch.device("cpu"))
-    images = torch.zeros(3)
-    sets.of(images)
-    images[1] = 5.0
-    assert torch.equal(sets.of(images), images)
+def test_a_data_set_modified_in_place_is_prepared_again():
+    cache = PreparedInputsCache(Counted(), torch.device("cpu"))
+    inputs = torch.zeros(3)
+    cache.get(inputs)
+    inputs[1] = 5.0
+    assert torch.equal(cache.get(inputs), inputs)
 
 
-def test_equal_numbers_in_another_tensor_are_another_data_set():
-    sets = DataSets(Counted(), torch.device("cpu"))
-    images = torch.zeros(3)
-    assert sets.of(images) is not sets.of(images.clone())
+def test_an_equal_copy_is_a_different_data_set():
+    cache = PreparedInputsCache(Counted(), torch.device("cpu"))
+    inputs = torch.zeros(3)
+    assert cache.get(inputs) is not cache.get(inputs.clone())
 
 
-def test_only_the_last_few_are_kept():
+def test_only_the_last_three_data_sets_are_kept():
     prepare = Counted()
-    sets = DataSets(prepare, torch.device("cpu"))
+    cache = PreparedInputsCache(prepare, torch.device("cpu"))
     many = [torch.full((2,), float(k)) for k in range(4)]
-    for images in many:
-        sets.of(images)
-    sets.of(many[-1])
+    for inputs in many:
+        cache.get(inputs)
+    cache.get(many[-1])
     assert prepare.calls == 4
-    assert torch.equal(sets.of(many[0]), many[0])
+    assert torch.equal(cache.get(many[0]), many[0])
     assert prepare.calls == 5
 
 
-def test_what_needs_no_preparing_is_not_held():
-    sets = DataSets(lambda images: images, torch.device("cpu"))
-    images = torch.zeros(3)
-    assert sets.of(images) is images
-    assert not sets._kept
+def test_inputs_that_need_no_preparation_are_not_kept():
+    cache = PreparedInputsCache(lambda inputs: inputs, torch.device("cpu"))
+    inputs = torch.zeros(3)
+    assert cache.get(inputs) is inputs
+    assert not cache._kept
 
 
 @torch.inference_mode()
-def test_inference_tensors_do_not_tell_what_was_written_to_them():
-    sets = DataSets(Counted(), torch.device("cpu"))
-    images = torch.zeros(3)
-    sets.of(images)
-    images[1] = 5.0
-    assert torch.equal(sets.of(images), images)
-    assert not sets._kept
+def test_inference_tensors_are_prepared_each_time():
+    cache = PreparedInputsCache(Counted(), torch.device("cpu"))
+    inputs = torch.zeros(3)
+    cache.get(inputs)
+    inputs[1] = 5.0
+    assert torch.equal(cache.get(inputs), inputs)
+    assert not cache._kept
 
 
 @pytest.mark.parametrize(
@@ -88,29 +88,29 @@ def test_inference_tensors_do_not_tell_what_was_written_to_them():
         ("cnn", 50_000, 4, 6_250),
     ],
 )
-def test_chunks_of_the_papers_data(name, examples, replicas, expected):
-    model, image = build(name, 0), torch.zeros(1, *ARCHITECTURES[name].input_shape)
-    assert even_chunk(examples, most_at_once(model, image, replicas, GPU)) == expected
-    assert most_at_once(model, image, replicas, torch.device("cpu")) == 1000
+def test_chunk_sizes_of_the_papers_data_sets(name, examples, replicas, expected):
+    model, example = build(name, 0), torch.zeros(1, *ARCHITECTURES[name].input_shape)
+    assert even_chunk_size(examples, max_chunk_size(model, example, replicas, GPU)) == expected
+    assert max_chunk_size(model, example, replicas, torch.device("cpu")) == 1000
 
 
-def test_memory_bounds_how_many_are_taken_at_once():
-    """Two numbers each, what goes in and what comes out, and 2³¹ in all."""
-    sizes = [most_at_once(nn.Identity(), torch.zeros(1, 1), 1 << k, GPU) for k in (0, 22, 40)]
+def test_memory_limits_the_chunk_size():
+    """Two numbers for each example, its input and its output, and at most 2³¹ in total."""
+    sizes = [max_chunk_size(nn.Identity(), torch.zeros(1, 1), 1 << k, GPU) for k in (0, 22, 40)]
     assert sizes == [10_000, 256, 1]
 
 
 @given(st.integers(0, 5000), st.integers(1, 5000))
-def test_chunks_are_even_where_a_few_more_make_them_so(examples, most):
-    size = even_chunk(examples, most)
-    assert 1 <= size <= most
-    chunks = -(-examples // most)
+def test_chunks_are_even_if_a_few_more_make_this_possible(examples, largest):
+    size = even_chunk_size(examples, largest)
+    assert 1 <= size <= largest
+    chunks = -(-examples // largest)
     assert -(-examples // size) < max(2, 2 * chunks)
     if any(examples % n == 0 for n in range(chunks, 2 * chunks)):
         assert examples % size == 0
 
 
-def test_activations_are_those_of_the_layers():
+def test_activations_are_inputs_and_outputs_of_all_layers():
     model = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Linear(3, 2))
-    assert activations(model, torch.zeros(1, 2, 2)) == 4 + 4 + 3 + 3 + 2
-    assert not model[0]._forward_hooks  # a copy was asked
+    assert count_activations(model, torch.zeros(1, 2, 2)) == 4 + 4 + 3 + 3 + 2
+    assert not model[0]._forward_hooks  # a copy of the model was used

@@ -1,4 +1,4 @@
-"""Replicas of an ensemble against the same runs done alone, in plain torch."""
+"""Compare replicas of an ensemble with the same runs trained alone in plain torch."""
 
 import pytest
 import torch
@@ -23,8 +23,8 @@ from torch import nn
 
 import equilibrate as eq
 from equilibrate.ensemble import Averages, Ensemble
-from equilibrate.ensemble import ensemble as implementation
-from equilibrate.ensemble.sampling import draw
+from equilibrate.ensemble._ops.plain import PlainOps
+from equilibrate.ensemble.data.sampling import draw
 
 TORCH_FORMS = {
     "plain": ({}, torch.optim.SGD, {}),
@@ -35,14 +35,14 @@ TORCH_FORMS = {
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "independent"])
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("form", TORCH_FORMS)
-def test_replica_equals_a_torch_loop_with_a_monitor(form, together, sampling, monkeypatch):
+def test_a_replica_equals_a_torch_loop_with_a_monitor(form, joint, sampling):
     """Over the first hundred steps: parameters, losses, readings."""
     options, optimizer_type, torch_options = TORCH_FORMS[form]
     lrs = LRS if optimizer_type is torch.optim.SGD else (0.001, 0.003, 0.002)
-    monkeypatch.setattr(implementation, "_TOGETHER", 10**9 if together else 0)
-    ensemble = ensemble_of(lr=lrs, weight_decay=0.01, sampling=sampling, **options)
+    ops = PlainOps(joint_update_size=10**9 if joint else 0)
+    ensemble = ensemble_of(lr=lrs, weight_decay=0.01, sampling=sampling, _ops=ops, **options)
     epochs = [ensemble.run_epoch() for _ in range(4)]
     assert ensemble.step == 100
     for r, (seed, lr) in enumerate(zip(SEEDS, lrs, strict=True)):
@@ -59,17 +59,17 @@ def test_replica_equals_a_torch_loop_with_a_monitor(form, together, sampling, mo
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
-def test_dampening_is_the_papers_also_at_the_first_step(momentum):
-    """v′ = μv − (1−ν)g and every column at each step, in literal float64."""
+def test_dampening_applies_at_the_first_step_as_in_the_paper(momentum):
+    """v′ = μv − (1−ν)g and every column at each step, written out in float64."""
     mu, nu, decay = momentum, 0.4, 0.05
     ensemble = ensemble_of(momentum=mu, dampening=nu, weight_decay=decay)
     epoch = ensemble.run_epoch()
     for r, (seed, lr) in enumerate(zip(SEEDS, LRS, strict=True)):
         model = perceptron(seed).double()
-        images, labels = data(2, 3)
+        inputs, targets = data(2, 3)
         velocity = [torch.zeros_like(p) for p in model.parameters()]
         for t, batch in enumerate(batches(seed, 1)):
-            loss = F.cross_entropy(model(images[batch].double()), labels[batch])
+            loss = F.cross_entropy(model(inputs[batch].double()), targets[batch])
             gradient = torch.autograd.grad(loss, list(model.parameters()))
             left = right = work = 0.0
             with torch.no_grad():
@@ -101,8 +101,8 @@ def test_observables_equal_naive_copies_at_every_step():
 
 
 @pytest.mark.parametrize("algorithm", ["sgd", "adam"])
-def test_a_replica_alone_and_among_others_is_the_same(algorithm):
-    """Bit for bit or to rounding, also where a neighbour diverges."""
+def test_a_replica_does_not_depend_on_the_others(algorithm):
+    """Up to rounding, even if another replica diverges."""
     lrs = (0.05, 1e30, 0.02)
     ensemble = ensemble_of(lr=lrs, algorithm=algorithm)
     alone = [
@@ -121,22 +121,22 @@ def test_a_replica_alone_and_among_others_is_the_same(algorithm):
         assert_same_parameters(ensemble.module(r), alone[r].module(0))
 
 
-def test_a_diverged_replica_is_undefined_and_never_decides():
+def test_the_learning_rate_of_a_diverged_replica_is_not_lowered():
     ensemble = ensemble_of(lr=(0.05, 1e30, 0.02))
     ensemble.run_epoch()
     ensemble.run_epoch()
-    first, lost, last = ensemble.readings()
+    first, diverged, last = ensemble.readings()
     assert first.undefined is None
     assert last.undefined is None
-    assert "non-finite" in str(lost.undefined)
-    decisions = ensemble.schedule(tolerance=1e9, decrease=0.5)
+    assert "non-finite" in str(diverged.undefined)
+    decisions = ensemble.schedule(threshold=1e9, factor=0.5)
     assert [d.lowered for d in decisions] == [True, False, True]
     assert ensemble.lr == [0.025, 1e30, 0.01]
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.permutations(range(3)))
-def test_replicas_permuted_are_results_permuted(order):
+def test_permuting_replicas_permutes_results(order):
     straight = ensemble_of(momentum=0.5)
     permuted = ensemble_of(
         seeds=[SEEDS[i] for i in order], lr=[LRS[i] for i in order], momentum=0.5
@@ -147,15 +147,15 @@ def test_replicas_permuted_are_results_permuted(order):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_the_residual_telescopes_for_each_replica(momentum):
-    """THEORY: the sum of O_L − O_R is fixed by |θ|² and θ·v at the two ends."""
+    """The sum of O_L − O_R depends only on |θ|² and θ·v at the start and at the end."""
     ensemble = ensemble_of(momentum=momentum, weight_decay=0.01)
     ensemble.run_epoch()
 
     def ends():
         flat = ensemble.state_dict()
         theta = flat["parameters"].double()
-        pull = flat["memory"].get("pull", torch.zeros_like(theta))  # −v
-        return (theta * theta).sum(1), -(theta * pull).sum(1)
+        buffer = flat["rule_state"].get("momentum_buffer", torch.zeros_like(theta))  # −v
+        return (theta * theta).sum(1), -(theta * buffer).sum(1)
 
     norm, overlap = ends()
     epoch = ensemble.run_epoch()
@@ -171,7 +171,7 @@ def test_the_residual_telescopes_for_each_replica(momentum):
         assert float((epoch.left - epoch.right).mean(0)[r]) == pytest.approx(float(expected), 1e-3)
 
 
-def test_averages_are_half_running_and_reset_one_by_one():
+def test_averages_are_half_running_and_reset_separately():
     ensemble = ensemble_of(momentum=0.9)
     columns = [[[] for _ in Averages._fields] for _ in SEEDS]
     for n in range(5):
@@ -190,53 +190,55 @@ def test_averages_are_half_running_and_reset_one_by_one():
 
 
 def test_schedule_decides_as_the_scheduler_of_a_loop():
-    """With its own tolerance and decrease for each replica."""
-    tolerances, decreases = (0.05, 0.3, 0.015), (0.1, 0.5, 0.2)
+    """With a threshold and a factor for each replica."""
+    thresholds, factors = (0.05, 0.3, 0.015), (0.9, 0.5, 0.8)
     ensemble = ensemble_of(weight_decay=1.0)
     history = []
     for _ in range(12):
         ensemble.run_epoch()
-        history.append(ensemble.schedule(tolerance=tolerances, decrease=decreases))
+        history.append(ensemble.schedule(threshold=thresholds, factor=factors))
     lowered = 0
     for r, (seed, lr) in enumerate(zip(SEEDS, LRS, strict=True)):
         model = perceptron(seed)
-        images, labels = data(2, 3)
+        inputs, targets = data(2, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=1.0)
         scheduler = eq.FDRScheduler(
-            optimizer, threshold=tolerances[r], factor=1 - decreases[r], every=1, min_steps=1
+            optimizer, threshold=thresholds[r], factor=factors[r], every=1, min_steps=1
         )
         for n in range(12):
             for batch in draw(seed, n, EXAMPLES, BATCH, "shuffled"):
                 optimizer.zero_grad()
-                F.cross_entropy(model(images[batch]), labels[batch]).backward()
+                F.cross_entropy(model(inputs[batch]), targets[batch]).backward()
                 optimizer.step()
             scheduler.step()
             mine = history[n][r]
             assert mine.lowered == scheduler.last_decision.lowered
             assert mine.lr == pytest.approx(scheduler.last_decision.lr, rel=1e-12)
             lowered += mine.lowered
-    assert lowered > 2  # else nothing was tested
+    assert lowered > 2  # otherwise nothing was tested
 
 
-def test_schedule_judges_only_the_replicas_it_is_told():
+def test_schedule_considers_only_the_given_replicas():
     ensemble = ensemble_of()
     ensemble.run_epoch()
-    (decision,) = ensemble.schedule(tolerance=1e9, decrease=0.5, replicas=[2])
+    (decision,) = ensemble.schedule(threshold=1e9, factor=0.5, replicas=[2])
     assert decision.lowered
     assert ensemble.lr == [0.1, 0.03, 0.1]
     assert [reading.count for reading in ensemble.readings()] == [13, 13, 0]
 
 
-@pytest.mark.parametrize("chunk", [1, 40, 1000])
-def test_full_gradient_and_evaluation_equal_one_big_batch(chunk):
+@pytest.mark.parametrize("chunk_size", [1, 40, 1000])
+def test_full_gradient_and_evaluation_equal_one_large_batch(chunk_size):
     ensemble = ensemble_of(weight_decay=0.1, momentum=0.9)
     ensemble.run_epoch()
-    images, labels = data(2, 3)
-    gradient = ensemble.full_gradient(chunk=chunk)
-    plain, whole = (ensemble.evaluate(images, labels, chunk=chunk, regularized=x) for x in (0, 1))
+    inputs, targets = data(2, 3)
+    gradient = ensemble.full_gradient(chunk_size=chunk_size)
+    plain, whole = (
+        ensemble.evaluate(inputs, targets, chunk_size=chunk_size, regularized=x) for x in (0, 1)
+    )
     for r in range(3):
         model = ensemble.module(r)
-        loss = F.cross_entropy(model(images), labels)
+        loss = F.cross_entropy(model(inputs), targets)
         flat = torch.cat([p.reshape(-1) for p in model.parameters()])
         regularized = loss + 0.1 / 2 * flat @ flat
         expected = torch.autograd.grad(regularized, list(model.parameters()))
@@ -245,13 +247,15 @@ def test_full_gradient_and_evaluation_equal_one_big_batch(chunk):
         )
         assert plain.loss[r] == pytest.approx(float(loss.detach()), rel=1e-5)
         assert whole.loss[r] == pytest.approx(float(regularized.detach()), rel=1e-5)
-        accuracy = float((model(images).argmax(1) == labels).double().mean())
+        accuracy = float((model(inputs).argmax(1) == targets).double().mean())
         assert plain.accuracy[r] == whole.accuracy[r] == pytest.approx(accuracy)
     squares = gradient.double().square().sum(1)
-    assert ensemble.full_gradient_square(chunk=chunk) == pytest.approx(squares.tolist(), rel=1e-5)
+    assert ensemble.full_gradient_square(chunk_size=chunk_size) == pytest.approx(
+        squares.tolist(), rel=1e-5
+    )
 
 
-def test_a_full_batch_does_not_disturb_training():
+def test_a_full_gradient_does_not_change_training():
     one, other = ensemble_of(momentum=0.9), ensemble_of(momentum=0.9)
     for _ in range(2):
         one.run_epoch()
@@ -274,15 +278,14 @@ def test_fdr2_holds_on_a_quadratic(momentum, dampening):
     targets = torch.randn(40, 1, generator=generator)
     ensemble = Ensemble(
         [nn.Linear(3, 1, bias=False) for _ in range(replicas)],
-        inputs,
-        targets,
+        F.mse_loss,
+        (inputs, targets),
         seeds=range(replicas),
         lr=lr,
         batch_size=4,
         momentum=momentum,
         dampening=dampening,
         sampling="independent",
-        loss=F.mse_loss,
     )
     for _ in range(20):
         ensemble.run_epoch()
@@ -297,4 +300,4 @@ def test_fdr2_holds_on_a_quadratic(momentum, dampening):
         size += float(2 * (1 - dampening) / (1 + momentum) * right.mean())
     error = float(gap.std()) / replicas**0.5
     assert abs(float(gap.mean())) < 4 * error
-    assert error < 0.05 * size  # the test is not blind
+    assert error < 0.05 * size  # small enough to detect a violation

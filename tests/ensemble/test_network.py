@@ -1,4 +1,4 @@
-"""Networks of many replicas against plain autograd, and runs of them on either device."""
+"""Compare networks of many replicas with plain autograd, on the CPU and on a GPU."""
 
 import copy
 
@@ -21,11 +21,12 @@ from support.replicas import (
 from torch import nn
 
 from equilibrate.ensemble import Ensemble
+from equilibrate.ensemble._ops.plain import PlainOps
 from equilibrate.ensemble.network import Network
 
 
 class Residual(nn.Module):
-    """No Sequential, and a buffer."""
+    """A module that is not a Sequential, with a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +131,7 @@ def test_explicit_and_vmapped_gradients_equal_autograd(name, loss):
     torch.manual_seed(1)
     models = [build() for _ in range(3)]
     for model in models:
-        for p in model.parameters():  # distinct, also where a builder seeds itself
+        for p in model.parameters():  # distinct, even if a builder sets the seed
             p.data.copy_(torch.randn_like(p) / 2)
     x, y = torch.randn(3, 7, *shape), torch.randint(3, (3, 7))
     named = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
@@ -139,7 +140,9 @@ def test_explicit_and_vmapped_gradients_equal_autograd(name, loss):
     found = []
     for explicit in (True, False):
         gradients = {n: torch.full_like(tensors[n], torch.nan) for n in trained}
-        network = Network(models[0], criterion, tensors, gradients, explicit=explicit)
+        network = Network(
+            models[0], criterion, tensors, gradients, ops=PlainOps(), explicit=explicit
+        )
         with torch.no_grad():
             losses = network.differentiate(x, y)
             torch.testing.assert_close(network.losses(network.outputs(x), y), losses)
@@ -157,7 +160,7 @@ def test_explicit_and_vmapped_gradients_equal_autograd(name, loss):
 
 
 def test_a_convolutional_replica_equals_a_torch_loop():
-    """A rounding error may flip a ReLU or a maximum, so that more than rounding is allowed."""
+    """The tolerance is above rounding: a rounding error may change a ReLU or a maximum."""
     torch.manual_seed(0)
     models = [convolutional() for _ in SEEDS]
     ensemble = ensemble_of(models, shape=(2, 4, 4), momentum=0.9, lr=0.02, weight_decay=0.01)
@@ -175,53 +178,55 @@ def test_a_convolutional_replica_equals_a_torch_loop():
         assert_same_parameters(ensemble.module(r), model, atol=1e-3)
 
 
-def test_other_losses_and_constants_train_as_in_a_loop():
+def test_training_with_another_loss_and_constants_equals_a_torch_loop():
     torch.manual_seed(2)
     models = [Residual() for _ in SEEDS]
     for r, model in enumerate(models):
         model.scale.fill_(0.1 * r)
         model.outer.bias.requires_grad_(False)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    ensemble = ensemble_of(models, loss=criterion)
+    ensemble = ensemble_of(models, criterion)
     ensemble.run_epoch()
-    images, labels = data(2, 3)
+    inputs, targets = data(2, 3)
     for r, (seed, lr) in enumerate(zip(SEEDS, LRS, strict=True)):
         optimizer = torch.optim.SGD([p for p in models[r].parameters() if p.requires_grad], lr=lr)
         for batch in batches(seed, 1):
             optimizer.zero_grad()
-            criterion(models[r](images[batch]), labels[batch]).backward()
+            criterion(models[r](inputs[batch]), targets[batch]).backward()
             optimizer.step()
         assert_same_parameters(ensemble.module(r), models[r])
         assert float(ensemble.module(r).scale) == pytest.approx(0.1 * r)
 
 
-def test_a_regression_has_no_accuracy():
+def test_the_accuracy_of_a_regression_is_nan():
     torch.manual_seed(3)
     models = [nn.Sequential(nn.Flatten(), nn.Linear(6, 1)) for _ in SEEDS]
-    images, _ = data(2, 3)
-    targets = images.flatten(1).sum(1, keepdim=True)
+    inputs, _ = data(2, 3)
+    targets = inputs.flatten(1).sum(1, keepdim=True)
     ensemble = Ensemble(
-        models, images, targets, seeds=SEEDS, lr=0.1, batch_size=BATCH, loss=F.mse_loss
+        models, F.mse_loss, (inputs, targets), seeds=SEEDS, lr=0.1, batch_size=BATCH
     )
     for _ in range(10):
         ensemble.run_epoch()
-    found = ensemble.evaluate(images, targets)
-    assert max(found.loss) < 1e-3  # a linear task is learnt
+    found = ensemble.evaluate(inputs, targets)
+    assert max(found.loss) < 1e-3  # the task is linear
     assert all(np.isnan(found.accuracy))
 
 
-def test_bytes_are_taken_as_classes():
-    images, labels = data(2, 3)
-    models = [perceptron()]
-    ensemble = Ensemble(models, images, labels.byte(), seeds=[0], lr=0.1, batch_size=BATCH)
+def test_classes_may_be_bytes():
+    inputs, targets = data(2, 3)
+    byte_data = inputs, targets.byte()
+    ensemble = Ensemble(
+        [perceptron()], F.cross_entropy, byte_data, seeds=[0], lr=0.1, batch_size=BATCH
+    )
     ensemble.run_epoch()
-    assert ensemble.evaluate(images, labels.byte()) == ensemble.evaluate(images, labels)
+    assert ensemble.evaluate(*byte_data) == ensemble.evaluate(inputs, targets)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", [{}, {"momentum": 0.9}, {"algorithm": "amsgrad", "lr": 0.001}])
 @pytest.mark.parametrize("name", ["perceptron", "convolutional", "residual"])
-def test_cuda_graphs_train_as_the_cpu_does(name, form):
+def test_training_with_cuda_graphs_equals_training_on_the_cpu(name, form):
     build, shape = ARCHITECTURES[name]
     torch.manual_seed(0)
     models = [build() for _ in SEEDS]
@@ -243,16 +248,16 @@ def test_cuda_graphs_train_as_the_cpu_does(name, form):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
-def test_gradients_of_each_precision_are_those_of_the_cpu(precision):
-    """Over a data set, packed, in uneven chunks; 11 bits are 5e-4 of a factor."""
+def test_gradients_in_each_precision_equal_those_of_the_cpu(precision):
+    """Over a packed data set in uneven chunks; 11 bits are a relative error of 5e-4."""
     torch.manual_seed(0)
     models = [convolutional() for _ in SEEDS]
     cpu = ensemble_of(models, shape=(2, 4, 4))
     cuda = ensemble_of(models, shape=(2, 4, 4), device="cuda", precision=precision)
-    expected, found = cpu.full_gradient(), cuda.full_gradient(chunk=40).cpu()
+    expected, found = cpu.full_gradient(), cuda.full_gradient(chunk_size=40).cpu()
     error = (found - expected).norm(dim=1) / expected.norm(dim=1)
     assert error.max() < (1e-4 if precision == "fp32" else 2e-2)
-    images, labels = data(2, 4, 4)
-    assert cuda.evaluate(images, labels).loss == pytest.approx(
-        cpu.evaluate(images, labels).loss, rel=2e-3
+    inputs, targets = data(2, 4, 4)
+    assert cuda.evaluate(inputs, targets).loss == pytest.approx(
+        cpu.evaluate(inputs, targets).loss, rel=2e-3
     )

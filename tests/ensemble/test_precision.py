@@ -1,4 +1,4 @@
-"""The precision of an ensemble's products, and torch's own setting, which it leaves alone."""
+"""The precision of an ensemble's products, and torch's own setting, which is restored."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from support.device import DEVICE, ON_GPU
 from support.replicas import data, ensemble_of
 
-from equilibrate.ensemble import ensemble as implementation
+from equilibrate.ensemble import evaluation
 from equilibrate.ensemble.precision import matrix_products
 
 
@@ -26,7 +26,7 @@ def torch_set_to(precision):
 @pytest.mark.parametrize(
     ("setting", "expected"), [("highest", "fp32"), ("high", "tf32"), ("medium", "tf32")]
 )
-def test_by_default_it_is_torchs_own_at_construction(setting, expected):
+def test_the_default_is_torchs_setting_at_construction(setting, expected):
     with torch_set_to(setting):
         ensemble = ensemble_of()
     assert ensemble.precision == expected
@@ -34,14 +34,14 @@ def test_by_default_it_is_torchs_own_at_construction(setting, expected):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
-def test_a_cpu_ignores_it(precision):
+def test_a_cpu_ignores_the_precision(precision):
     plain, other = ensemble_of(precision="fp32"), ensemble_of(precision=precision)
     assert torch.equal(plain.run_epoch().loss, other.run_epoch().loss)
     assert torch.equal(plain.full_gradient(), other.full_gradient())
     assert plain.evaluate(*data(2, 3)) == other.evaluate(*data(2, 3))
 
 
-def test_a_state_goes_on_in_another_precision():
+def test_training_may_continue_in_another_precision():
     before, after = ensemble_of(precision="fp32"), ensemble_of(precision="fp16")
     before.run_epoch()
     after.load_state_dict(before.state_dict())
@@ -53,7 +53,7 @@ CALLS = {
     "evaluate": lambda ensemble: ensemble.evaluate(*data(2, 3)),
     "full_gradient": lambda ensemble: ensemble.full_gradient(),
     "full_gradient_square": lambda ensemble: ensemble.full_gradient_square(),
-    # on a CPU no setting is made for it
+    # a CPU does not change the setting
     **({"run_epoch": lambda ensemble: ensemble.run_epoch()} if ON_GPU else {}),
 }
 
@@ -63,20 +63,20 @@ CALLS = {
     ("precision", "inside"), [("fp32", "highest"), ("tf32", "high"), ("fp16", "high")]
 )
 @pytest.mark.parametrize("call", CALLS)
-def test_torchs_setting_is_put_back(call, precision, inside, fails, monkeypatch):
-    """Made on a CPU too where the device is said to be another."""
+def test_torchs_setting_is_restored(call, precision, inside, fails, monkeypatch):
+    """On a CPU, pretend that the device is a GPU."""
     if not ON_GPU:
         on_gpu = partial(matrix_products, device=torch.device("cuda"))
-        monkeypatch.setattr(implementation, "matrix_products", lambda p, _: on_gpu(p))
+        monkeypatch.setattr(evaluation, "matrix_products", lambda p, _: on_gpu(p))
     seen = set()
 
-    def loss(outputs, labels):
+    def loss(outputs, targets):
         seen.add(torch.get_float32_matmul_precision())
         if fails:
             raise ArithmeticError
-        return F.cross_entropy(outputs, labels)
+        return F.cross_entropy(outputs, targets)
 
-    ensemble = ensemble_of(precision=precision, loss=loss, device=DEVICE)
+    ensemble = ensemble_of(loss=loss, precision=precision, device=DEVICE)
     with torch_set_to("medium"):
         if fails:
             with pytest.raises(ArithmeticError):

@@ -1,4 +1,4 @@
-"""What an ensemble keeps, hands out and takes back."""
+"""Saving and restoring an ensemble, and access to its replicas."""
 
 import io
 
@@ -21,7 +21,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_saved_run_goes_on_bit_for_bit(form):
+def test_a_restored_run_continues_bit_for_bit(form):
     whole = ensemble_of(**form)
     for n in range(4):
         whole.run_epoch()
@@ -50,7 +50,7 @@ def test_a_saved_run_goes_on_bit_for_bit(form):
     assert_equal_states(resumed.state_dict(), whole.state_dict())
 
 
-def test_what_is_not_trained_comes_back_too():
+def test_constants_are_restored():
     def start(seeds):
         models = [perceptron(s) for s in seeds]
         for model in models:
@@ -88,12 +88,14 @@ def assert_equal_states(one, other):
         ({"algorithm": "adam"}, "algorithm"),
     ],
 )
-def test_the_state_of_another_ensemble_is_refused(change, name):
-    with pytest.raises(ValueError, match=f"belongs to another ensemble: its {name} is"):
+def test_the_state_of_an_ensemble_with_other_settings_raises(change, name):
+    with pytest.raises(
+        ValueError, match=f"belongs to an ensemble with {name}=.* this one has {name}="
+    ):
         ensemble_of(**change).load_state_dict(ensemble_of().state_dict())
 
 
-def test_modules_and_parameters_are_those_of_the_replicas():
+def test_modules_are_copies_and_parameters_are_views():
     models = [perceptron(s) for s in SEEDS]
     ensemble = ensemble_of(models)
     for r, model in enumerate(models):
@@ -108,7 +110,7 @@ def test_learning_rates_and_velocity_can_be_set():
     ensemble = ensemble_of(momentum=0.9)
     ensemble.run_epoch()
     ensemble.lr = 0.5
-    ensemble.lr[0] = 0.7  # a copy: what is not set is not changed
+    ensemble.lr[0] = 0.7  # a copy, so nothing changes
     assert [reading.lr for reading in ensemble.readings()] == list(LRS)  # of the last step
     assert ensemble.lr == [0.5] * 3
     ensemble.zero_velocity()
@@ -116,7 +118,7 @@ def test_learning_rates_and_velocity_can_be_set():
     assert ensemble.run_epoch().velocity_gradient[0].abs().min() > 0
 
 
-def test_the_global_random_state_is_left_alone():
+def test_the_global_random_state_is_not_changed():
     ensemble = ensemble_of()
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002
@@ -129,7 +131,7 @@ def test_the_global_random_state_is_left_alone():
     assert (drawn[1] == np.random.rand(2)).all()  # noqa: NPY002
 
 
-def test_epoch_says_what_it_holds():
+def test_epoch_has_a_short_representation():
     epoch = ensemble_of().run_epoch()
     assert epoch.lr == LRS
     assert epoch.mean_loss == pytest.approx(epoch.loss.mean(0).tolist())

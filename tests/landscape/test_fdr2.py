@@ -1,4 +1,4 @@
-"""FDR2 read four ways: exact on quadratics, error bars that cover, and on networks side by side."""
+"""The four estimates of FDR2: closed forms, coverage of error bars, and networks."""
 
 import copy
 import math
@@ -6,31 +6,31 @@ import math
 import pytest
 import torch
 from support.regression_oracle import exact_averages, half_square
-from support.snapshots import MODELS, exact, simulated, snapshot
+from support.snapshots import MODELS, exact, simulated
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from equilibrate import estimates, observables
-from equilibrate.landscape import Readings, read_second_relation
+from equilibrate.landscape import FDR2Accumulator, estimate_fdr2
 from equilibrate.solvable import LinearRegression, Quadratic, epoch_end_factor, simulate_reshuffled
 
 # -- closed forms ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["plain", "regression"])
-def test_the_independent_readings_are_one_number_in_closed_form(name):
+def test_unbiased_estimates_agree_in_closed_form(name):
     model = MODELS[name]
     s = exact(model)
     full = model.full_gradient(s.parameters)
-    following = snapshot(  # the next mini-batch has ∇f for its mean, whatever the last one was
-        model, s.parameters_after, s.velocity_after, model.full_gradient(s.parameters_after)
-    )
-    readings = {
+    # The mean of the next mini-batch gradient is ∇f, for any gradient of this step.
+    after = s.parameters_after
+    following = model.step(after, s.velocity_after, model.full_gradient(after))
+    samples_of = {
         "b": observables.fdr2_left(s, full),
         "c": observables.successive(s.gradient, following),
         "d": observables.fdr2_right(s, s.velocity_after @ model.hessian),
     }
-    for letter, samples in readings.items():
+    for letter, samples in samples_of.items():
         assert samples.mean().item() == pytest.approx(model.full_gradient_square, rel=1e-10), letter
     assert model.full_gradient_square == pytest.approx(
         model.lr / 2 * model.hessian_noise, rel=1e-10
@@ -38,20 +38,20 @@ def test_the_independent_readings_are_one_number_in_closed_form(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_successive_gradients_have_the_mean_of_the_closed_form(name):
+def test_successive_gradients_agree_with_the_closed_form(name):
     model = MODELS[name]
     s = exact(model)
     after = s.parameters_after
-    following = snapshot(model, after, s.velocity_after, model.full_gradient(after))
+    following = model.step(after, s.velocity_after, model.full_gradient(after))
     found = observables.successive(s.gradient, following).mean().item()
     scale = model.noise_matrix.trace().item()
     assert found == pytest.approx(-model.lagged_gradient_product, abs=1e-10 * scale)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_without_the_half_the_papers_appendix_would_be_off_by_two(name):
+def test_fdr2_of_the_papers_appendix_is_wrong_by_a_factor_two(name):
     model = MODELS[name]
-    assert model.lr * model.velocity_curvature == pytest.approx(2 * model.second_left, rel=1e-10)
+    assert model.lr * model.velocity_curvature == pytest.approx(2 * model.fdr2_left, rel=1e-10)
 
 
 # -- error bars --------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def share_covered(samples: torch.Tensor, truth: float) -> float:
 
 
 def in_band(share: float) -> bool:
-    """A share of 1,200 at 95 % has a deviation of 0.63 %: an exact interval fails once in 700."""
+    """The deviation of a share of 1,200 at 95 % is 0.63 %: false alarms for 1 of 700 seeds."""
     return 0.93 < share < 0.97
 
 
@@ -74,7 +74,7 @@ def in_band(share: float) -> bool:
     [
         Quadratic(HESSIAN, NOISE, lr=0.6),
         Quadratic(HESSIAN, NOISE, lr=0.8, momentum=0.5, dampening=0.3),
-        LinearRegression(HESSIAN, 1.0, batch=10, lr=0.5),
+        LinearRegression(HESSIAN, 1.0, batch_size=10, lr=0.5),
     ],
     ids=["plain", "dampening", "regression"],
 )
@@ -87,14 +87,14 @@ def test_error_bars_of_b_c_and_d_cover_the_closed_form(model):
         right[t] = observables.fdr2_right(s, s.velocity_after @ model.hessian)
         previous = s.gradient
     chosen = torch.randperm(STEPS, generator=torch.Generator().manual_seed(0))[:400].sort().values
-    assert in_band(share_covered(left[chosen], model.second_left))
-    assert in_band(share_covered(right, model.second_left))
+    assert in_band(share_covered(left[chosen], model.fdr2_left))
+    assert in_band(share_covered(right, model.fdr2_left))
     if model.momentum == 0:
-        assert in_band(share_covered(lagged[1:], model.second_left))
+        assert in_band(share_covered(lagged[1:], model.fdr2_left))
 
 
-def test_the_error_bar_of_a_covers_its_own_biased_truth():
-    """At the ends of reshuffled epochs each mode is smaller by `epoch_end_factor`."""
+def test_error_bar_of_a_covers_the_biased_closed_form():
+    """At the ends of reshuffled epochs each mode is reduced by `epoch_end_factor`."""
     model = Quadratic(HESSIAN, NOISE, lr=0.3)
     factors = epoch_end_factor(model.lr * HESSIAN, BATCHES)
     biased = (HESSIAN.square() * model.position_covariance.diag() * factors).sum().item()
@@ -103,16 +103,17 @@ def test_the_error_bar_of_a_covers_its_own_biased_truth():
     start, ends = model.stationary(RUNS, generator), []
     for t, step in enumerate(simulate_reshuffled(model, start, BATCHES, 210, generator)):
         if t % BATCHES == 0 and t >= 10 * BATCHES:
-            ends.append(model.full_gradient(step.position).square().sum(-1))
+            ends.append(model.full_gradient(step.parameters).square().sum(-1))
     samples = torch.stack(ends)
     assert in_band(share_covered(samples, biased))
     assert share_covered(samples, model.full_gradient_square) < 0.01
 
 
-def test_no_position_in_a_reshuffled_epoch_is_free_of_the_bias():
-    """The mean over positions is 1 − (2/x)[1 − (1 − e^{−x})/x] of the independent variance.
+def test_every_step_of_a_reshuffled_epoch_is_biased():
+    """The mean over an epoch is 1 − (2/x)[1 − (1 − e^{−x})/x] of the variance without reshuffling.
 
-    So it is for many batches an epoch, x = Mηh; within z = 4.5 and what 100 batches differ by, 3 %.
+    This holds for many batches per epoch, with x = Mηh. The tolerance is z = 4.5, and 3 % for the
+    finite number of batches.
     """
     batches, runs = 100, 2000
     x = torch.tensor([0.3, 1.0, 3.0, 10.0]).double()
@@ -123,7 +124,7 @@ def test_no_position_in_a_reshuffled_epoch_is_free_of_the_bias():
     total = torch.zeros(runs, 4).double()
     for t, step in enumerate(simulate_reshuffled(model, start, batches, 30, generator)):
         if t >= 20 * batches:
-            total += step.position.square() / (10 * batches)
+            total += step.parameters.square() / (10 * batches)
     found = total.mean(0) / model.position_covariance.diag()
     error = total.std(0) / math.sqrt(runs) / model.position_covariance.diag()
     assert ((found - expected).abs() < 4.5 * error + 0.03 * expected).all()
@@ -132,109 +133,109 @@ def test_no_position_in_a_reshuffled_epoch_is_free_of_the_bias():
     assert (found[:3] < 0.6).all()
 
 
-# -- a network that is a quadratic -------------------------------------------------------------
+# -- linear networks ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("full_size", [None, 3])
+@pytest.mark.parametrize("full_gradient_size", [None, 3])
 @pytest.mark.parametrize(("momentum", "dampening"), [(0.0, 0.0), (0.6, 0.3)])
-def test_a_linear_network_is_read_as_counted_out(momentum, dampening, full_size):
-    """Three readings within z = 4: false alarms in 2 of 10^4 seeds."""
+def test_linear_network_agrees_with_enumeration(momentum, dampening, full_gradient_size):
+    """Three estimates within z = 4: false alarms for 2 of 10^4 seeds."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8, 2, generator=generator).double()
     targets = torch.randn(8, 1, generator=generator).double()
     model = nn.Linear(2, 1, bias=False).double()
-    settings = {"lr": 0.2, "momentum": momentum, "dampening": dampening, "batch": 2}
+    settings = {"lr": 0.2, "momentum": momentum, "dampening": dampening, "batch_size": 2}
     left, right, _ = exact_averages(inputs, targets, **settings)
     assert left == pytest.approx(right, rel=1e-10)
     before = copy.deepcopy(model.state_dict())
-    found = read_second_relation(
+    found = estimate_fdr2(
         model,
         half_square,
         (inputs, targets),
         **settings,
         steps=3000,
-        full_batches=1500,
-        full_size=full_size,
-        curvatures=1500,
+        num_full_gradients=1500,
+        full_gradient_size=full_gradient_size,
+        num_hessian_products=1500,
         burn_in=200,
-        epochs=100,
+        reshuffled_epochs=100,
     )
-    for reading in (found.full_batch, found.successive, found.curvature):
-        if reading is None:
+    for estimate in (found.full_batch, found.successive, found.curvature):
+        if estimate is None:
             assert momentum > 0
             continue
-        assert abs(reading.value - left) < 4 * reading.error
-        assert reading.error < 0.2 * left
+        assert abs(estimate.value - left) < 4 * estimate.stderr
+        assert estimate.stderr < 0.2 * left
     assert (found.successive is None) == (momentum > 0)
     assert found.epoch_ends is not None
     assert found.epoch_ends.count == 50
     assert found.epoch_ends.value < 0.75 * left
-    assert abs(found.first.difference.value) < 4 * found.first.difference.error
+    assert abs(found.fdr1.difference.value) < 4 * found.fdr1.difference.stderr
     assert torch.equal(before["weight"], model.weight)
     assert "(d) Hessian products" in found.table()
 
 
-def test_samples_are_taken_as_asked():
+def test_number_of_samples():
     data = torch.randn(10, 2), torch.randn(10, 1)
     model = nn.Linear(2, 1)
     state = torch.get_rng_state()
-    found = read_second_relation(
-        model, half_square, data, lr=0.1, batch=2, steps=50,
-        full_batches=7, curvatures=9, epochs=5,
+    found = estimate_fdr2(
+        model, half_square, data, lr=0.1, batch_size=2, steps=50,
+        num_full_gradients=7, num_hessian_products=9, reshuffled_epochs=5,
     )  # fmt: skip
-    readings = found.full_batch, found.successive, found.curvature, found.epoch_ends
-    assert [r.count for r in readings if r] == [7, 49, 9, 3]  # ends of the later half of five
+    parts = found.full_batch, found.successive, found.curvature, found.epoch_ends
+    assert [e.count for e in parts if e] == [7, 49, 9, 3]  # the last three ends of five
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_reading_without_samples_is_none():
-    readings, s = Readings(0.1), exact(MODELS["plain"])
+def test_estimates_without_samples_are_none():
+    samples, s = FDR2Accumulator(0.1), exact(MODELS["plain"])
     one = observables.Snapshot(s.parameters[0], s.gradient[0], lr=0.1)
     for _ in range(3):
-        readings.step(one)
-    found = readings.result()
+        samples.update(one)
+    found = samples.result()
     assert (found.full_batch, found.curvature, found.epoch_ends) == (None, None, None)
     assert found.successive is not None
     assert found.table().count("\n") == 1
 
 
-def test_readings_of_no_step_are_refused():
-    with pytest.raises(ValueError, match="no step was taken in: call step"):
-        Readings(0.1).result()
+def test_result_requires_at_least_one_step():
+    with pytest.raises(ValueError, match="there are no steps: call update"):
+        FDR2Accumulator(0.1).result()
 
 
-def test_without_noise_the_residual_is_undefined():
-    """Labels that the model fits exactly: every gradient is zero, and so are both sides."""
+def test_residual_without_noise_is_undefined():
+    """The model fits all targets exactly, so every gradient is zero."""
     model = nn.Linear(2, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    found = read_second_relation(
-        model, half_square, (torch.randn(10, 2), torch.zeros(10, 1)), lr=0.1, batch=2,
-        steps=50, full_batches=10, curvatures=10,
+    found = estimate_fdr2(
+        model, half_square, (torch.randn(10, 2), torch.zeros(10, 1)), lr=0.1, batch_size=2,
+        steps=50, num_full_gradients=10, num_hessian_products=10,
     )  # fmt: skip
     assert "FDR1 residual +nan" in found.table()
 
 
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     data, model = (torch.randn(10, 2), torch.randn(10, 1)), nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="lr must be positive"):
-        read_second_relation(model, half_square, data, lr=0.0, batch=2)
-    with pytest.raises(ValueError, match="full_batches must be between 2 and steps = 30"):
-        read_second_relation(model, half_square, data, lr=0.1, batch=2, steps=30)
-    with pytest.raises(TypeError, match="reshuffled epochs need data as"):
-        read_second_relation(
-            model, half_square, [data], lr=0.1, batch=None, steps=2, full_batches=2, curvatures=2,
-            epochs=1,
+    with pytest.raises(ValueError, match=r"lr must be positive, got 0\.0"):
+        estimate_fdr2(model, half_square, data, lr=0.0, batch_size=2)
+    with pytest.raises(ValueError, match="num_full_gradients must be between 2 and steps"):
+        estimate_fdr2(model, half_square, data, lr=0.1, batch_size=2, steps=30)
+    with pytest.raises(TypeError, match="reshuffled epochs require data as tensors"):
+        estimate_fdr2(
+            model, half_square, [data], lr=0.1, batch_size=None, steps=2,
+            num_full_gradients=2, num_hessian_products=2, reshuffled_epochs=1,
         )  # fmt: skip
 
 
-# -- one order further -------------------------------------------------------------------------
+# -- third order -------------------------------------------------------------------------------
 
 
-def test_the_third_order_sets_c_and_d_apart_with_b_between():
+def test_third_order_separates_c_and_d_with_b_in_between():
     """f = x²/2 + x³/6 + x⁴/8 with skewed noise: (c) − (d) → −(η²/3)⟨f‴g³⟩ as η → 0.
 
-    At η = 0.05 what is left out is 10 % of it, and the statistical error 5 %.
+    At η = 0.05 higher orders are 10 % of it, and the statistical error is 5 %.
     """
     lr, runs, steps = 0.05, 100_000, 240
     generator = torch.Generator().manual_seed(0)
@@ -242,11 +243,11 @@ def test_the_third_order_sets_c_and_d_apart_with_b_between():
     sums, previous = torch.zeros(4).double(), torch.zeros_like(x)
     for t in range(steps):
         z = torch.randn(runs, generator=generator, dtype=torch.float64)
-        full, bent = x + x**2 / 2 + x**3 / 2, 1 + x + 1.5 * x**2
+        full, curvature = x + x**2 / 2 + x**3 / 2, 1 + x + 1.5 * x**2
         g = full + 0.6 * (z + 0.3 * (z**2 - 1))
         if t >= steps // 2:
-            # The next gradient enters (c) by its mean, which is less noisy.
-            rows = full**2, -previous * full, lr / 2 * g**2 * bent, (1 + 3 * x) * g**3
+            # The next gradient is replaced by its mean in (c), which reduces the variance.
+            rows = full**2, -previous * full, lr / 2 * g**2 * curvature, (1 + 3 * x) * g**3
             sums += torch.stack([row.mean() for row in rows]) / (steps - steps // 2)
         x, previous = x - lr * g, g
     b, c, d, third = sums.tolist()
@@ -258,11 +259,10 @@ def test_the_third_order_sets_c_and_d_apart_with_b_between():
 # -- MNIST -------------------------------------------------------------------------------------
 
 
-def test_on_mnist_the_unbiased_readings_agree(real_data, capsys):
+def test_unbiased_estimates_agree_on_mnist(real_data, capsys):
     """The MLP at η = 0.05, λ = 0.01: (b), (c) and (d) pairwise within 95 %.
 
-    Three comparisons that are not independent: false alarms in fewer than 15 % of the seeds, and
-    this one is fixed.
+    Three dependent comparisons: false alarms for less than 15 % of the seeds. The seed is fixed.
     """
     from equilibrate.paper.data import datasets as data
     from equilibrate.paper.protocol import models
@@ -279,19 +279,19 @@ def test_on_mnist_the_unbiased_readings_agree(real_data, capsys):
             optimizer.zero_grad()
             cross_entropy(model(images[chosen]), labels[chosen]).backward()
             optimizer.step()
-    found = read_second_relation(
+    found = estimate_fdr2(
         model,
         cross_entropy,
         (images, labels),
         lr=0.05,
-        batch=100,
+        batch_size=100,
         weight_decay=0.01,
         steps=2500,
-        full_batches=100,
-        full_size=2000,
-        curvatures=500,
-        epochs=8,
-        chunk=2000,
+        num_full_gradients=100,
+        full_gradient_size=2000,
+        num_hessian_products=500,
+        reshuffled_epochs=8,
+        chunk_size=2000,
         seed=1,
     )
     with capsys.disabled():

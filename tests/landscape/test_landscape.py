@@ -1,4 +1,4 @@
-"""Landscape readings against dense derivatives, all mini-batches counted out, and curvlinops."""
+"""`Landscape` against dense derivatives, enumeration of all mini-batches, and curvlinops."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from equilibrate.landscape import Landscape, connected_scaling
-from equilibrate.landscape.examples import Examples
+from equilibrate.landscape.data import TrainingData
 
 EXAMPLES, BATCH, DECAY = 7, 2, 0.05
 
@@ -29,7 +29,7 @@ def examples(count: int = EXAMPLES, seed: int = 1) -> tuple[torch.Tensor, torch.
 
 
 def flat_loss(model: nn.Module, data, decay: float = DECAY):
-    """f as a function of one flat vector, and where the model stands."""
+    """f as a function of one flat vector, and the current parameters."""
     names = [name for name, _ in model.named_parameters()]
     shapes = [p.shape for p in model.parameters()]
 
@@ -58,9 +58,9 @@ def every_batch(data, size: int = BATCH):
 
 @given(st.integers(1, 12), st.integers(0, 20))
 @settings(max_examples=20, deadline=None)
-def test_value_gradient_and_hessian_product_whatever_the_chunks(chunk, seed):
+def test_value_gradient_and_hessian_product_are_exact_for_any_chunk_size(chunk_size, seed):
     model, data = small(seed), examples()
-    land = Landscape(model, cross_entropy, data, weight_decay=DECAY, chunk=chunk)
+    land = Landscape(model, cross_entropy, data, weight_decay=DECAY, chunk_size=chunk_size)
     f, theta = flat_loss(model, data)
     gradient, hessian = dense_gradient(model, data), dense_hessian(model, data)
     vector = torch.randn(len(gradient), generator=torch.Generator().manual_seed(seed)).double()
@@ -74,7 +74,7 @@ def test_value_gradient_and_hessian_product_whatever_the_chunks(chunk, seed):
     )
 
 
-def test_tensors_batches_and_a_loader_give_the_same():
+def test_tensors_lists_and_loaders_give_the_same_gradient():
     model, data = small(), examples()
     loader = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True)
     lists = [(data[0][:5], data[1][:5]), (data[0][5:], data[1][5:])]
@@ -85,15 +85,15 @@ def test_tensors_batches_and_a_loader_give_the_same():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_loader_that_shuffles_gives_other_batches_each_time_round():
-    """Draws that come again are not independent, and their error bar would be too small."""
+def test_shuffling_loader_has_a_new_order_in_each_pass():
+    """Repeated draws are not independent, and their error bar would be too small."""
     data = torch.arange(12.0)[:, None], torch.zeros(12)
     loader = DataLoader(TensorDataset(*data), batch_size=2, shuffle=True)
     before = torch.get_rng_state()
 
     def epochs(seed):
         generator = torch.Generator().manual_seed(seed)
-        batches = Examples(loader).mini_batches(None, 24, generator)
+        batches = TrainingData(loader).mini_batches(None, 24, generator)
         drawn = [tuple(inputs.flatten().tolist()) for inputs, _ in batches]
         return [drawn[k : k + 6] for k in range(0, 24, 6)]
 
@@ -105,7 +105,7 @@ def test_a_loader_that_shuffles_gives_other_batches_each_time_round():
 
 
 def exact_noise(model, data) -> tuple[float, float, float]:
-    """Tr C̃, Tr C and Tr(HC̃) by counting out all mini-batches, with the dense Hessian."""
+    """Tr C̃, Tr C and Tr(HC̃) by enumeration of all mini-batches, with the dense Hessian."""
     full, hessian = dense_gradient(model, data), dense_hessian(model, data)
     gradients = torch.stack([dense_gradient(model, batch) for batch in every_batch(data)])
     noise = gradients.T @ gradients / len(gradients)
@@ -116,18 +116,18 @@ def exact_noise(model, data) -> tuple[float, float, float]:
     )
 
 
-def test_noise_is_that_of_all_mini_batches():
-    """Two estimates within z = 4: false alarms in 1 of 10^4 draws of the seed."""
+def test_noise_agrees_with_enumeration_of_all_mini_batches():
+    """Two estimates within z = 4: false alarms for 1 of 10^4 seeds."""
     model, data = small(), examples()
     total, connected, _ = exact_noise(model, data)
     noise = Landscape(model, cross_entropy, data, weight_decay=DECAY).noise(BATCH, draws=2000)
-    assert abs(noise.total.value - total) < 4 * noise.total.error
-    assert abs(noise.connected.value - connected) < 4 * noise.connected.error
-    assert noise.connected.error < 0.05 * connected
+    assert abs(noise.total.value - total) < 4 * noise.total.stderr
+    assert abs(noise.connected.value - connected) < 4 * noise.connected.stderr
+    assert noise.connected.stderr < 0.05 * connected
 
 
-def test_every_batch_drawn_once_gives_the_noise_to_rounding():
-    """Given all mini-batches as data of its own, nothing is left to chance."""
+def test_noise_over_every_batch_is_exact():
+    """With all mini-batches as data, each is drawn exactly once."""
     model, data = small(), examples()
     batches = list(every_batch(data))
     total, connected, curvature = exact_noise(model, data)
@@ -135,12 +135,12 @@ def test_every_batch_drawn_once_gives_the_noise_to_rounding():
     noise = land.noise(None, draws=len(batches))
     assert noise.total.value == pytest.approx(total, rel=1e-10)
     assert noise.connected.value == pytest.approx(connected, rel=1e-10)
-    bent = land.noise_curvature(None, draws=len(batches))
-    assert bent.hessian_noise.value == pytest.approx(curvature, rel=1e-10)
-    assert bent.sharpness.value == pytest.approx(curvature / total, rel=1e-10)
+    found = land.noise_curvature(None, draws=len(batches))
+    assert found.hessian_noise.value == pytest.approx(curvature, rel=1e-10)
+    assert found.sharpness.value == pytest.approx(curvature / total, rel=1e-10)
 
 
-def test_connected_noise_scales_with_the_batch_as_the_paper_says():
+def test_connected_noise_depends_on_the_batch_size_as_in_the_paper():
     model, data = small(), examples(6)
     full = dense_gradient(model, data)
     single = torch.stack([dense_gradient(model, batch) for batch in every_batch(data, 1)])
@@ -151,36 +151,37 @@ def test_connected_noise_scales_with_the_batch_as_the_paper_says():
         assert connected == pytest.approx(spread * connected_scaling(size, 6), rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_hessian_noise_against_the_dense_hessian(whole):
-    """Tr(HC̃) within z = 4 of the exact one; along the same gradients it agrees to 1e-10 above."""
+@pytest.mark.parametrize("full_hessian", [True, False])
+def test_hessian_noise_agrees_with_the_dense_hessian(full_hessian):
+    """Tr(HC̃) within z = 4: false alarms for 1 of 10^4 seeds."""
     model, data = small(), examples()
     _, _, exact = exact_noise(model, data)
     land = Landscape(model, cross_entropy, data, weight_decay=DECAY)
-    draws = 300 if whole else 1500
-    found = land.noise_curvature(BATCH, draws, whole_hessian=whole).hessian_noise
-    assert abs(found.value - exact) < 4 * found.error
-    assert found.error < 0.1 * exact
+    draws = 300 if full_hessian else 1500
+    found = land.noise_curvature(BATCH, draws, full_hessian=full_hessian).hessian_noise
+    assert abs(found.value - exact) < 4 * found.stderr
+    assert found.stderr < 0.1 * exact
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own use of torch.jit
-def test_hessian_products_are_those_of_curvlinops():
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # curvlinops uses torch.jit
+def test_hessian_products_equal_curvlinops():
     from curvlinops import HessianLinearOperator
 
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)).double()
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(20, 1, 4, 4, generator=generator, dtype=torch.float64)
     targets = torch.randint(4, (20,), generator=generator)
-    land = Landscape(model, cross_entropy, (inputs, targets), chunk=7)
-    theirs = HessianLinearOperator(
+    land = Landscape(model, cross_entropy, (inputs, targets), chunk_size=7)
+    expected = HessianLinearOperator(
         model, nn.CrossEntropyLoss(), list(model.parameters()), [(inputs, targets)]
     )
     for batch in ((inputs[:6], targets[:6]), (inputs[6:16], targets[6:16])):
         g = land.batch_gradient(batch)
-        torch.testing.assert_close(g @ land.hessian_product(g), g @ (theirs @ g), rtol=1e-6, atol=0)
+        product = g @ land.hessian_product(g)
+        torch.testing.assert_close(product, g @ (expected @ g), rtol=1e-6, atol=0)
 
 
-def test_only_trainable_parameters_count_and_nothing_is_left_behind():
+def test_only_trainable_parameters_are_used_and_the_model_is_not_changed():
     model, data = small(), examples()
     model[0].weight.requires_grad_(False)
     land = Landscape(model, cross_entropy, data)
@@ -192,7 +193,7 @@ def test_only_trainable_parameters_count_and_nothing_is_left_behind():
     assert all(torch.equal(state[name], p) for name, p in model.state_dict().items())
 
 
-def test_own_generator():
+def test_draws_depend_on_the_seed_and_not_on_the_global_random_state():
     model, data = small(), examples()
     before = torch.get_rng_state()
     found = [Landscape(model, cross_entropy, data, seed=s).noise(BATCH, 5).total for s in (3, 3, 4)]
@@ -200,27 +201,27 @@ def test_own_generator():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_progress_is_told_of_every_example():
-    told: list[int] = []
-    land = Landscape(small(), cross_entropy, examples(), chunk=4, progress=told.append)
+def test_progress_counts_every_example():
+    counts: list[int] = []
+    land = Landscape(small(), cross_entropy, examples(), chunk_size=4, progress=counts.append)
     land.gradient()
-    assert told == [4, 3]
+    assert counts == [4, 3]
     land.noise_curvature(BATCH, draws=2)
-    assert sum(told) == 3 * EXAMPLES
+    assert sum(counts) == 3 * EXAMPLES
 
 
-def test_a_loss_linear_in_the_parameters_has_no_curvature():
+def test_loss_linear_in_the_parameters_has_no_curvature():
     model = nn.Linear(4, 1).double()
     land = Landscape(model, lambda out, y: out.mean(), examples(), weight_decay=0.5)
     vector = torch.arange(5.0).double()
     torch.testing.assert_close(land.hessian_product(vector), vector / 2)
 
 
-def test_memory_is_a_few_parameter_sized_buffers():
-    """Chunked products of a wide layer: peak above the model below 12 buffers of its size."""
+def test_memory_of_hessian_products_is_a_few_copies_of_the_parameters():
+    """The peak of a chunked product is below 12 times the size of the model."""
     model = nn.Linear(2000, 100)
     data = torch.randn(64, 2000), torch.randint(100, (64,))
-    land = Landscape(model, cross_entropy, data, chunk=8)
+    land = Landscape(model, cross_entropy, data, chunk_size=8)
     with torch.profiler.profile(profile_memory=True) as profile:
         land.hessian_product(land.parameters())
     size = 4 * sum(p.numel() for p in model.parameters())
@@ -232,7 +233,7 @@ def test_memory_is_a_few_parameter_sized_buffers():
     assert 0 < peak < 12 * size
 
 
-# -- refusals ----------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------
 
 
 class Noisy(nn.Module):
@@ -247,7 +248,7 @@ class Noisy(nn.Module):
 class Mixing(nn.Module):
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)  # with some weights the halves' mean is that of the whole by chance
+        torch.manual_seed(0)  # some weights would pass the check accidentally
         self.inner = nn.Linear(4, 3).double()
 
     def forward(self, x):
@@ -259,66 +260,66 @@ def with_layer(layer: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         (with_layer(nn.BatchNorm1d(5)), r"'1' \(BatchNorm1d\).*call model\.eval\(\)"),
         (
             with_layer(nn.BatchNorm1d(5, track_running_stats=False)).eval(),
-            "keeps no statistics that could be fixed, so use nn.GroupNorm",
+            "has no running statistics to fix, so use nn.GroupNorm",
         ),
         (with_layer(nn.Dropout(0.1)), r"'1' \(Dropout\) is random.*call model\.eval\(\)"),
         (with_layer(nn.RReLU()), r"'1' \(RReLU\) is random"),
-        (Noisy(), "something in the model is left to chance"),
-        (Mixing(), "must be a mean over examples that do not see each other"),
+        (Noisy(), "the model must be deterministic"),
+        (Mixing(), "the loss must be a mean over independent examples"),
         (small().requires_grad_(False), "no trainable parameter"),
     ],
 )
-def test_models_that_would_be_misread_are_refused(model, says):
+def test_models_that_are_not_deterministic_functions_are_rejected(model, message):
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         Landscape(model, cross_entropy, examples())
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.Dropout(0.5)])
-def test_the_same_models_are_read_in_evaluation_mode(layer):
+def test_the_same_models_are_accepted_in_evaluation_mode(layer):
     land = Landscape(with_layer(layer).eval(), cross_entropy, examples())
     assert land.gradient().isfinite().all()
 
 
 @pytest.mark.parametrize(
-    ("loss", "says"),
+    ("loss", "message"),
     [
         (nn.CrossEntropyLoss(reduction="sum"), "reduction='mean'"),
-        (nn.CrossEntropyLoss(reduction="none"), "must return one number"),
+        (nn.CrossEntropyLoss(reduction="none"), "must return a scalar"),
         (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 30.0]).double()), "class weights"),
     ],
 )
-def test_losses_that_are_no_mean_over_examples_are_refused(loss, says):
-    with pytest.raises(ValueError, match=says):
+def test_losses_that_are_not_means_over_examples_are_rejected(loss, message):
+    with pytest.raises(ValueError, match=message):
         Landscape(small(), loss, examples())
 
 
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     model, data = small(), examples()
-    with pytest.raises(TypeError, match="got tuple: the order is model, loss, data"):
+    with pytest.raises(TypeError, match="got tuple: the order of the arguments is"):
         Landscape(model, data, cross_entropy)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="chunk must be at least 1"):
-        Landscape(model, cross_entropy, data, chunk=0)
-    with pytest.raises(ValueError, match="weight_decay must be at least 0"):
+    with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
+        Landscape(model, cross_entropy, data, chunk_size=0)
+    with pytest.raises(ValueError, match=r"weight_decay must be at least 0, got -1\.0"):
         Landscape(model, cross_entropy, data, weight_decay=-1.0)
     with pytest.raises(ValueError, match="7 inputs and 6 targets"):
         Landscape(model, cross_entropy, (data[0], data[1][:6]))
-    with pytest.raises(TypeError, match="gone through once only"):
+    with pytest.raises(TypeError, match="list_iterator, which can be iterated only once"):
         Landscape(model, cross_entropy, iter([data]))
     with pytest.raises(ValueError, match="yields no batch"):
         Landscape(model, cross_entropy, [])
     land = Landscape(model, cross_entropy, data)
-    with pytest.raises(ValueError, match="draws must be at least 2"):
+    with pytest.raises(ValueError, match="draws must be at least 2 to compute an error bar, got 1"):
         land.noise(BATCH, draws=1)
-    with pytest.raises(ValueError, match="batch must be between 1 and 7"):
+    with pytest.raises(ValueError, match="batch_size must be between 1 and 7, got 8"):
         land.noise(8)
-    with pytest.raises(ValueError, match="batches of its own"):
+    with pytest.raises(ValueError, match="batch_size must be None for data that is"):
         Landscape(model, cross_entropy, [data]).noise(3)
-    with pytest.raises(ValueError, match="batch must be between 1 and 5"):
-        connected_scaling(6, examples=5)
+    with pytest.raises(ValueError, match="batch_size must be between 1 and 5, got 6"):
+        connected_scaling(6, num_examples=5)

@@ -1,56 +1,107 @@
-"""The page: one file, everything escaped, and no wider than a phone in a real browser."""
+"""The page is one file, escapes all text, and fits the width of a phone in a real browser."""
 
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import escape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from equilibrate.report.page import Illustration, Table, number, page
+from equilibrate.report.claims import ClaimGroup, JudgedClaim
+from equilibrate.report.page import Illustration, render
+from equilibrate.report.tables import Table
 
-CLAIM = {
-    "figure": "1a",
-    "statement": "The sides <meet>.",
-    "measured": 0.0123,
-    "error": 0.0021,
-    "bound": "|L/R − 1| < 0.05 at the end, at the learning rate where it is largest",
-    "why": "A line's width & no more.",
-    "verdict": "holds",
-    "remark": "",
-    "ours": False,
-}
+CLAIM = JudgedClaim(
+    id="meet-mlp",
+    figure="1a",
+    task="mlp",
+    statement="The sides <meet>.",
+    measured=0.0123,
+    margin=0.0021,
+    bound="|L/R − 1| < 0.05 at the end, at the learning rate where it is largest",
+    why="A line's width & no more.",
+    verdict="holds",
+    remark="",
+    ours=False,
+)
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 3"><rect width="4" height="3"/></svg>'
 
 
 @pytest.fixture
 def html(tmp_path):
-    picture = tmp_path / "fig1a.svg"
-    picture.write_text(SVG)
-    failing = CLAIM | {"verdict": "fails", "measured": None, "error": None, "remark": "one seed"}
-    untested = CLAIM | {"verdict": "not tested at this scale"}
-    return page(
-        "Results",
+    image = tmp_path / "fig1a.svg"
+    image.write_text(SVG)
+    failing = replace(CLAIM, verdict="fails", measured=None, margin=None, remark="one <seed>")
+    untested = replace(CLAIM, verdict="not tested at this scale")
+    ours = replace(CLAIM, ours=True, statement="Also this.")
+    return render(
+        "Results <2>",
         ["First.", "Second."],
-        [CLAIM, failing, untested, CLAIM, CLAIM | {"ours": True, "statement": "Also this."}],
-        [Illustration(f"{k}a", picture, "What it shows.") for k in range(1, 5)],
+        [
+            ClaimGroup("Claims of the paper", [CLAIM, failing, untested, CLAIM]),
+            ClaimGroup("Claims beyond the paper", [ours]),
+        ],
+        [Illustration(f"{k}a", image, 'What "it" shows.') for k in range(1, 5)],
         [Table("Environment", ("What", "Value"), [("platform", "x" * 200)])],
     )
 
 
-def test_everything_is_there_and_escaped(html):
-    assert "The sides &lt;meet&gt;." in html
-    assert escape("A line's width & no more.") in html
-    assert "0.0123 ± 0.0021" in html
-    assert "<b>2</b> holds" in html
-    assert html.index("The sides") < html.index("Claims beyond") < html.index("Also this.")
-    assert "<b>1</b> fails" in html
+class Document(HTMLParser):
+    """The tags of a page that were not closed, and its text outside the style."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.text = [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+
+
+def test_all_content_is_shown_and_escaped(html):
+    text = Document(html).text
+    for part in (
+        "Results <2>",
+        "Second.",
+        CLAIM.statement,
+        CLAIM.bound,
+        CLAIM.why,
+        "0.0123 ± 0.0021",
+        "one <seed>",
+        "Environment",
+        "x" * 200,
+        'What "it" shows.',
+    ):
+        assert part in text
+    assert "<meet>" not in html
+    assert "<seed>" not in html
     assert html.count("<figure") == 4
     assert '<span class="not">not tested at this scale</span>' in html
 
 
-def test_nothing_is_fetched(html):
+def test_tags_are_nested(html):
+    assert html.startswith("<!DOCTYPE html>\n<html")
+    assert Document(html).open == []
+
+
+def test_groups_are_counted_and_in_order(html):
+    assert "<b>1</b> fails · <b>2</b> holds · <b>1</b> not tested at this scale</p>" in html
+    positions = [html.index(part) for part in ("The sides", "Claims beyond", "Also this.")]
+    assert positions == sorted(positions)
+
+
+def test_the_page_loads_nothing(html):
     addresses = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^">)]*)', html)
     assert addresses
     assert all(address.startswith("data:") for address in addresses)
@@ -58,29 +109,13 @@ def test_nothing_is_fetched(html):
     assert "@import" not in html
 
 
-def test_empty_parts_leave_no_heading():
-    assert "<h2>" not in page("Results", [], [], [], [])
+def test_empty_parts_have_no_heading():
+    assert "<h2>" not in render("Results", [], [ClaimGroup("Claims", [])])
 
 
-def test_a_picture_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match=r"fig\.pdf is neither \.svg nor \.png"):
-        page("Results", [], [], [Illustration("1a", Path("fig.pdf"), "")], [])
-
-
-@pytest.mark.parametrize(
-    ("measured", "error", "text"),
-    [
-        (None, None, "–"),
-        (1.0, 0.0, "1"),
-        (-1.342, 0.261, "−1.34 ± 0.26"),
-        (123.4, 20.0, "123 ± 20"),
-        (1e-9, 2e-10, "1e−09 ± 2e−10"),
-        (0.96, 0.096, "0.960 ± 0.096"),
-        (-0.000189, 8.6e-6, "−0.0001890 ± 0.0000086"),
-    ],
-)
-def test_numbers_are_rounded_to_their_errors(measured, error, text):
-    assert number(measured, error) == text
+def test_an_image_of_another_kind_raises():
+    with pytest.raises(ValueError, match=r"path must end in \.svg or \.png .* got fig\.pdf"):
+        Illustration("1a", Path("fig.pdf"), "")
 
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -88,8 +123,8 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 @pytest.mark.parametrize("width", [390, 1200])
-def test_it_fits_the_screen(html, tmp_path, width):
-    """A frame of the screen's width holds the page; its script says how wide the page came out."""
+def test_the_page_fits_the_screen(html, tmp_path, width):
+    """Show the page in a frame of the screen's width, and let a script report the page's width."""
     host = tmp_path / "host.html"
     host.write_text(
         f'<iframe id="f" style="width:{width}px;height:900px;border:0" srcdoc="{escape(html)}">'

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there; a damaged one is named and the one before is used."""
+"""Checkpoints are complete or absent; of a damaged one the previous version is loaded."""
 
 import os
 from pathlib import Path
@@ -19,18 +19,18 @@ def two(tmp_path):
     return path
 
 
-def test_the_newest_is_loaded_and_torch_loads_it_too(two):
+def test_newest_checkpoint_is_loaded_also_by_torch(two):
     assert checkpoints.load(two)["epoch"] == 2
     assert torch.load(two)["epoch"] == 2
     assert not two.with_name("checkpoint.pt.partial").exists()
 
 
-def test_none_where_there_never_was_one(tmp_path):
+def test_load_without_a_checkpoint_returns_none(tmp_path):
     assert checkpoints.load(tmp_path / "none.pt") is None
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one byte", "empty", "not a checkpoint"])
-def test_a_damaged_one_is_named_and_the_one_before_is_used(two, damage):
+def test_damaged_checkpoint_warns_and_the_previous_one_is_loaded(two, damage):
     data = bytearray(two.read_bytes())
     if damage == "truncated":
         data = data[: len(data) // 2]
@@ -41,22 +41,22 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(two, damage):
     else:
         data = b"hello"
     two.write_bytes(data)
-    with pytest.warns(UserWarning, match=r"checkpoint.pt is damaged .* going on from .*previous"):
+    with pytest.warns(UserWarning, match=r"checkpoint.pt is damaged .* using .*previous instead"):
         state = checkpoints.load(two)
     assert state is not None
     assert state["epoch"] == 1
 
 
-def test_both_damaged(two):
+def test_load_raises_when_all_checkpoints_are_damaged(two):
     for path in (two, two.with_name("checkpoint.pt.previous")):
         path.write_bytes(b"hello")
-    with pytest.raises(CheckpointError, match="no earlier one is left, start the run again"):
+    with pytest.raises(CheckpointError, match="no intact checkpoint is left, restart the run"):
         checkpoints.load(two)
 
 
 @pytest.mark.parametrize("calls", [0, 1])
-def test_killed_while_saving(two, monkeypatch, calls):
-    """Stopped before the first or the second renaming, the older state is still found."""
+def test_kill_during_save_keeps_the_previous_checkpoint(two, monkeypatch, calls):
+    """Interrupt before the first or the second rename."""
     real, seen = os.replace, []
 
     def stop(*args):
@@ -71,7 +71,9 @@ def test_killed_while_saving(two, monkeypatch, calls):
     assert checkpoints.load(two)["epoch"] == 2
 
 
-def test_a_pickle_that_would_run_code_is_not_run(two):
+def test_load_does_not_run_code_from_a_pickle(two, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
     class Evil:
         def __reduce__(self):
             return os.system, ("touch evil",)
@@ -79,11 +81,18 @@ def test_a_pickle_that_would_run_code_is_not_run(two):
     torch.save({"x": Evil()}, two)
     with pytest.warns(UserWarning, match="is damaged"):
         assert checkpoints.load(two)["epoch"] == 1
+    assert not (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize("odd", [Path("data"), np.float64(0.5), [{"a": slice(3)}]])
-def test_what_could_not_be_loaded_is_refused_when_it_is_saved(two, odd):
-    with pytest.raises(TypeError, match=r"state holds .*, which torch.load refuses by default"):
+def test_save_rejects_objects_that_torch_load_rejects(two, odd):
+    with pytest.raises(TypeError, match=r"state contains .*, which torch.load does not load"):
         checkpoints.save(two, {"epoch": 3, "odd": odd})
     assert checkpoints.load(two)["epoch"] == 2
     assert not two.with_name("checkpoint.pt.partial").exists()
+
+
+def test_remove_removes_the_previous_checkpoint_too(two):
+    checkpoints.remove(two)
+    assert list(two.parent.iterdir()) == []
+    checkpoints.remove(two)  # nothing left to remove

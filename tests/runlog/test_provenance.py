@@ -1,13 +1,16 @@
-"""The commit is told by a checkout and by an archive of one, and never somebody else's."""
+"""The commit is known in a checkout and in an archive of one, and only there."""
 
 import runpy
 import shutil
 import subprocess
 import tarfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 
+import equilibrate
 from equilibrate.runlog import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -21,13 +24,13 @@ def git(folder, *words):
     return done.stdout.strip()
 
 
-def told_by(file):
+def commit_of(file):
     return runpy.run_path(str(file))["commit"]()
 
 
 @pytest.fixture
 def copy(tmp_path):
-    """The module, and the attributes it needs, in a repository that does not know them yet."""
+    """A copy of the module in a repository that does not track it yet."""
     file = tmp_path / "src" / "equilibrate" / "runlog" / "provenance.py"
     file.parent.mkdir(parents=True)
     shutil.copy(provenance.__file__, file)
@@ -37,33 +40,43 @@ def copy(tmp_path):
     return file
 
 
-def test_a_checkout_tells_its_commit_and_whether_the_code_was_changed_since(copy, tmp_path):
+def test_checkout_knows_its_commit_and_uncommitted_changes(copy, tmp_path):
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "--message", "Add")
     head = git(tmp_path, "rev-parse", "HEAD")
-    assert told_by(copy) == head
-    (tmp_path / "results.jsonl").write_text("what a run writes is no change of the code")
-    assert told_by(copy) == head
+    assert commit_of(copy) == head
+    (tmp_path / "results.jsonl").write_text("output of a run is not a change of the code")
+    assert commit_of(copy) == head
     copy.with_name("another.py").touch()
-    assert told_by(copy) == head + "+"
+    assert commit_of(copy) == head + "+"
 
 
-def test_an_archive_tells_the_commit_it_was_made_from(copy, tmp_path, tmp_path_factory):
+def test_archive_knows_the_commit_it_was_made_from(copy, tmp_path, tmp_path_factory):
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "--quiet", "--message", "Add")
     elsewhere = tmp_path_factory.mktemp("archive")
     git(tmp_path, "archive", "--output", str(elsewhere / "it.tar"), "HEAD")
     with tarfile.open(elsewhere / "it.tar") as archive:
         archive.extractall(elsewhere, filter="data")
-    told = told_by(elsewhere / copy.relative_to(tmp_path))
-    assert told == git(tmp_path, "rev-parse", "HEAD")
+    commit = commit_of(elsewhere / copy.relative_to(tmp_path))
+    assert commit == git(tmp_path, "rev-parse", "HEAD")
 
 
-def test_it_is_unknown_to_a_copy_in_a_repository_that_does_not_track_it(copy):
-    assert told_by(copy) is None
+def test_commit_is_unknown_to_an_untracked_copy(copy):
+    assert commit_of(copy) is None
 
 
-def test_it_is_unknown_without_git(copy, tmp_path, monkeypatch):
+def test_commit_is_unknown_without_git(copy, tmp_path, monkeypatch):
     git(tmp_path, "add", ".")
     monkeypatch.setenv("PATH", "")
-    assert told_by(copy) is None
+    assert commit_of(copy) is None
+
+
+def test_environment_names_versions_and_time():
+    found = provenance.environment()
+    assert found["torch"] == torch.__version__
+    assert found["equilibrate"] == equilibrate.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert found["commit"] == provenance.commit()
+    age = datetime.now(UTC) - datetime.fromisoformat(found["started"])
+    assert 0 <= age.total_seconds() < 60

@@ -1,4 +1,4 @@
-"""Rows survive a kill, a torn write and a full disk; runs are not mixed up."""
+"""Rows survive a kill, an incomplete write and a full disk, and runs are not mixed up."""
 
 import json
 import os
@@ -10,8 +10,7 @@ import time
 import pytest
 import torch
 
-from equilibrate.runlog import records
-from equilibrate.runlog.records import RecordError, Writer, read
+from equilibrate.runlog.records import RecordError, Writer, read, read_header
 
 CONFIG = {"lr": 0.1, "seed": 0}
 
@@ -22,7 +21,7 @@ def written(path, rows, **kwargs):
             writer.write(row)
 
 
-def test_rows_come_back_with_their_environment(tmp_path):
+def test_rows_are_read_back_with_their_environment(tmp_path):
     path = tmp_path / "new" / "folder" / "run.jsonl"
     written(path, [{"a": 1, "x": [1.5, float("nan"), float("inf")]}, {"a": 2, "x": "θ"}])
     back = read(path)
@@ -33,10 +32,10 @@ def test_rows_come_back_with_their_environment(tmp_path):
         json.loads(line, parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
 
 
-def test_a_run_is_not_overwritten_unless_told(tmp_path):
+def test_overwriting_a_run_must_be_requested(tmp_path):
     path = tmp_path / "run.jsonl"
     written(path, [{"a": 1}])
-    with pytest.raises(RecordError, match=r"holds an earlier run: resume it, overwrite it"):
+    with pytest.raises(RecordError, match=r"already exists: resume it, overwrite it"):
         Writer(path, config=CONFIG)
     written(path, [{"a": 2}], mode="overwrite")
     assert read(path).rows == [{"a": 2}]
@@ -44,7 +43,7 @@ def test_a_run_is_not_overwritten_unless_told(tmp_path):
         Writer(path, config=CONFIG, mode="go")  # pyright: ignore[reportArgumentType]
 
 
-def test_a_run_that_fails_before_its_first_row_leaves_nothing_to_overwrite(tmp_path):
+def test_run_that_fails_before_its_first_row_leaves_no_file(tmp_path):
     path = tmp_path / "run.jsonl"
     with pytest.raises(ValueError, match="wrong"), Writer(path, config=CONFIG):
         raise ValueError("wrong settings")
@@ -56,7 +55,7 @@ def test_a_run_that_fails_before_its_first_row_leaves_nothing_to_overwrite(tmp_p
     assert read(path).rows == [{"a": 1}]
 
 
-def test_a_row_that_is_no_json_is_told_how_to_be(tmp_path):
+def test_row_that_is_not_json_raises_type_error(tmp_path):
     writer = Writer(tmp_path / "run.jsonl", config=CONFIG)
     with pytest.raises(TypeError, match=r"type Tensor is not JSON .* 'loss' \(Tensor\): pass numb"):
         writer.write({"epoch": 1, "loss": torch.tensor(0.5)})
@@ -65,7 +64,7 @@ def test_a_row_that_is_no_json_is_told_how_to_be(tmp_path):
     assert read(writer.path).rows == [{"epoch": 1, "loss": 0.5}]
 
 
-def test_resuming_goes_on_after_the_rows_that_are_kept(tmp_path):
+def test_resume_continues_after_the_kept_rows(tmp_path):
     path = tmp_path / "run.jsonl"
     written(path, [{"a": k} for k in range(5)])
     with Writer(path, config=CONFIG, mode="resume") as writer:
@@ -74,40 +73,57 @@ def test_resuming_goes_on_after_the_rows_that_are_kept(tmp_path):
         writer.write({"a": "new"})
         assert writer.count == 4
     assert [row["a"] for row in read(path).rows] == [0, 1, 2, "new"]
-    with pytest.raises(RecordError, match="holds 4 rows, the checkpoint counts 9"):
+    with pytest.raises(RecordError, match="has 4 rows, but the checkpoint was saved after 9 rows"):
         Writer(path, config=CONFIG, mode="resume", keep=9)
-    with pytest.raises(RecordError, match=r"other settings \(lr: 0.1 there, 0.2 here\)"):
+    with pytest.raises(RecordError, match=r"other settings \(lr: 0.1 in the file, 0.2 now\)"):
         Writer(path, config={"lr": 0.2, "seed": 0}, mode="resume")
 
 
-def test_resuming_what_was_never_started_starts_it(tmp_path):
+def test_resume_without_a_file_starts_a_new_record(tmp_path):
     written(tmp_path / "run.jsonl", [{"a": 1}], mode="resume", keep=0)
     assert read(tmp_path / "run.jsonl").rows == [{"a": 1}]
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file"])
-def test_a_checkpoint_without_its_record_is_refused(tmp_path, left):
-    """Its rows are lost: to go on would leave a record that begins in the middle."""
+def test_resume_with_a_checkpoint_but_no_record_raises(tmp_path, left):
+    """The rows are lost: resuming would leave a record that begins in the middle."""
     path = tmp_path / "run.jsonl"
     if left != "nothing":
         path.touch()
-    with pytest.raises(RecordError, match=r"holds 0 rows, the checkpoint counts 3.*overwrite"):
+    with pytest.raises(RecordError, match=r"has 0 rows, but .* saved after 3 rows.*overwrite"):
         Writer(path, config=CONFIG, mode="resume", keep=3)
 
 
-def test_a_row_is_written_whole_however_little_is_taken_at_a_time(tmp_path, monkeypatch):
+class Disk:
+    """A file that accepts `accepted` bytes at a time and fails after `space` bytes."""
+
+    def __init__(self, file, accepted=3, space=10**9):
+        self.file, self.accepted, self.space = file, accepted, space
+
+    def write(self, data):
+        size = min(self.accepted, self.space, len(data))
+        if size == 0:
+            raise OSError(28, "No space left on device")
+        self.space -= size
+        return self.file.write(data[:size])
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_row_is_complete_when_each_write_accepts_a_few_bytes(tmp_path):
     path = tmp_path / "run.jsonl"
     with Writer(path, config=CONFIG) as writer:
-        with monkeypatch.context() as patch:
-            write = os.write
-            patch.setattr(os, "write", lambda file, data: write(file, data[:3]))
-            writer.write({"a": 1})
+        file = writer._file
+        writer._file = Disk(file)
+        writer.write({"a": 1})
+        writer._file = file
         writer.write({"a": 2})
     assert read(path).rows == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize("torn", [1, 5, 11])
-def test_a_torn_last_row_is_left_out_and_then_mended(tmp_path, torn):
+def test_incomplete_last_row_is_ignored_and_replaced_on_resume(tmp_path, torn):
     path = tmp_path / "run.jsonl"
     written(path, [{"a": 1}, {"a": 2222222}])
     os.truncate(path, path.stat().st_size - torn)
@@ -116,7 +132,7 @@ def test_a_torn_last_row_is_left_out_and_then_mended(tmp_path, torn):
     assert read(path).rows == [{"a": 1}, {"a": 3}]
 
 
-def test_a_process_killed_while_it_writes_loses_nothing_it_reported(tmp_path):
+def test_killed_process_loses_no_row_that_it_reported(tmp_path):
     path = tmp_path / "run.jsonl"
     code = (
         "import sys\nfrom equilibrate.runlog.records import Writer\n"
@@ -140,52 +156,50 @@ def test_a_process_killed_while_it_writes_loses_nothing_it_reported(tmp_path):
     assert len(rows) > reported
 
 
-def test_a_full_disk_is_said_and_the_rows_before_stay_whole(tmp_path, monkeypatch):
+def test_full_disk_raises_and_keeps_the_rows_before(tmp_path):
     path = tmp_path / "run.jsonl"
     writer = Writer(path, config=CONFIG)
     writer.write({"a": 1})
-    real, whole = os.write, path.read_bytes()
-
-    def full(file, data):
-        real(file, data[:4])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
+    file, before = writer._file, path.read_bytes()
+    writer._file = Disk(file, space=4)
     with pytest.raises(RecordError, match=r"No space left on device\); its 1 rows are safe"):
         writer.write({"a": 2})
-    monkeypatch.undo()
-    assert path.read_bytes() == whole
+    writer._file = file
+    assert path.read_bytes() == before
     writer.write({"a": 3})
     writer.sync()
     writer.close()
     assert read(path).rows == [{"a": 1}, {"a": 3}]
 
 
-def test_a_folder_that_cannot_be_written_to_is_said(tmp_path):
+def test_folder_that_cannot_be_written_to_raises(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"cannot write to .*: choose a folder that can be"):
+    with pytest.raises(RecordError, match=r"cannot write to .*: choose a folder you can write to"):
         Writer(tmp_path / "file" / "run.jsonl", config=CONFIG)
-    with (
-        pytest.raises(RecordError, match="cannot write to"),
-        records.lock(tmp_path / "file" / "run"),
-    ):
-        pass
 
 
-def test_what_is_no_record_is_named(tmp_path):
+@pytest.mark.parametrize("reader", [read, read_header])
+def test_file_that_is_not_a_record_raises(tmp_path, reader):
     with pytest.raises(RecordError, match=r"none.jsonl does not exist: run the experiment first"):
-        read(tmp_path / "none.jsonl")
-    (tmp_path / "other.jsonl").write_text('{"some": "thing"}\n')
-    with pytest.raises(RecordError, match="is not a record of equilibrate"):
-        read(tmp_path / "other.jsonl")
-
-
-def test_a_second_run_into_one_folder_is_refused_until_the_first_is_gone(tmp_path):
-    with (
-        records.lock(tmp_path / "run"),
-        pytest.raises(RecordError, match="another run is writing to"),
-        records.lock(tmp_path / "run"),
+        reader(tmp_path / "none.jsonl")
+    for content, reason in (
+        ('{"some": "thing"}\n', "its first line has no config and environment"),
+        ("3\n", "its first line has no config and environment"),
+        ("hello\n", "Expecting value"),
+        ("", "Expecting value"),
     ):
-        pass
-    with records.lock(tmp_path / "run"):
-        pass
+        (tmp_path / "other.jsonl").write_text(content)
+        with pytest.raises(RecordError, match=rf"is not a record of equilibrate \({reason}"):
+            reader(tmp_path / "other.jsonl")
+
+
+def test_header_is_read_without_the_rows(tmp_path):
+    path = tmp_path / "run.jsonl"
+    written(path, [{"a": 1}])
+    with open(path, "ab") as file:
+        file.write(b"not JSON\n")  # a reader of the rows fails here
+    header = read_header(path)
+    assert header.config == CONFIG
+    assert "torch" in header.environment
+    with pytest.raises(RecordError, match="is not a record of equilibrate"):
+        read(path)

@@ -1,4 +1,4 @@
-"""Linear regression against the exact map of its second moments, and its published covariance."""
+"""Linear regression against the map of its second moments and the published covariance."""
 
 import math
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.solvable_oracles import (
     assert_close,
     dampenings,
-    kick,
+    gradient_gain,
     matrices,
     momenta,
     naive_transition,
@@ -21,41 +21,41 @@ from support.solvable_oracles import (
 from equilibrate.solvable import LinearRegression, Quadratic
 
 
-def second_moment_operator(design, batch, lr, mu, nu) -> np.ndarray:
+def second_moment_operator(design, batch_size, lr, mu, nu) -> np.ndarray:
     """The map of ⟨zzᵀ⟩, z = (θ−θ*, v), over one step of noiseless-label regression, as a matrix."""
     probe = Quadratic(design, design, 1e-9, mu, nu)
-    object.__setattr__(probe, "lr", lr)  # an unstable rate is what this is to find out
+    object.__setattr__(probe, "lr", lr)  # also for unstable rates, which the constructor rejects
     d, a = len(design), design.numpy()
-    transition, gain = naive_transition(probe), kick(probe)
+    transition, gain = naive_transition(probe), gradient_gain(probe)
 
-    def carry(moment):
+    def propagate(moment):
         xx = moment[:d, :d]
-        noise = (a @ xx @ a + np.trace(a @ xx) * a) / batch
+        noise = (a @ xx @ a + np.trace(a @ xx) * a) / batch_size
         return transition @ moment @ transition.T + gain @ noise @ gain.T
 
     units = np.eye(4 * d * d).reshape(-1, 2 * d, 2 * d)
-    return np.stack([carry(unit).ravel() for unit in units], axis=1)
+    return np.stack([propagate(unit).ravel() for unit in units], axis=1)
 
 
 @given(matrices(2), st.integers(1, 5), st.floats(0.1, 1.0), momenta, dampenings)
-def test_regression_exists_exactly_where_the_mean_square_is_stable(design, batch, size, mu, nu):
+def test_regression_requires_a_stable_mean_square(design, batch_size, size, mu, nu):
     lr = size * 2 * (1 + mu) / ((1 - nu) * torch.linalg.eigvalsh(design).max().item())
-    operator = second_moment_operator(design, batch, lr, mu, nu)
+    operator = second_moment_operator(design, batch_size, lr, mu, nu)
     radius = np.abs(np.linalg.eigvals(operator)).max()
     assume(abs(radius - 1) > 1e-6)
     if radius > 1:
         with pytest.raises(ValueError, match="mean square of SGD diverge"):
-            LinearRegression(design, 1.0, batch, lr, mu, nu)
+            LinearRegression(design, 1.0, batch_size, lr, mu, nu)
         return
-    model = LinearRegression(design, 1.0, batch, lr, mu, nu)
-    forcing = kick(model) @ design.numpy() @ kick(model).T / batch
+    model = LinearRegression(design, 1.0, batch_size, lr, mu, nu)
+    forcing = gradient_gain(model) @ design.numpy() @ gradient_gain(model).T / batch_size
     moment = np.linalg.solve(np.eye(len(operator)) - operator, forcing.ravel())
     assert_close(model.state_covariance.ravel(), moment, rtol=1e-8 / (1 - radius))
 
 
 @given(regressions())
 def test_regression_has_the_published_covariance(model):
-    a, mu, size = model.design, model.momentum, model.batch
+    a, mu, size = model.design, model.momentum, model.batch_size
     alpha, one = model.lr * (1 - model.dampening), torch.eye(len(model.design)).double()
     g = 2 * (1 - mu) * one - ((1 - mu) / (1 + mu) + 1 / size) * alpha * a
     overlap = (alpha * a @ torch.linalg.inv(g)).trace()
@@ -67,15 +67,15 @@ def test_regression_has_the_published_covariance(model):
 
 
 @given(regressions())
-def test_regression_matches_the_quadratic_of_its_mean_noise(model):
+def test_regression_equals_the_quadratic_with_its_mean_noise(model):
     matched = Quadratic(model.design, model.noise, model.lr, model.momentum, model.dampening)
     assert_close(model.state_covariance, matched.state_covariance, rtol=1e-12)
 
 
-def test_regression_gradient_has_the_noise_of_mini_batches():
-    """20 entries within z = 5 of their mean: false alarms in 1 of 10^5 draws of the seed."""
+def test_gradient_has_the_mean_and_covariance_of_mini_batches():
+    """20 entries within z = 5: false alarms for 1 of 10^5 seeds."""
     design = torch.tensor([[1.0, 0.3], [0.3, 0.5]]).double()
-    model = LinearRegression(design, 0.7, batch=3, lr=0.1, solution=torch.tensor([1.0, -1.0]))
+    model = LinearRegression(design, 0.7, batch_size=3, lr=0.1, solution=torch.tensor([1.0, -1.0]))
     theta = torch.tensor([[2.0, 0.0], [0.5, -3.0]]).double()
     draws = model.gradient(theta.expand(200_000, 2, 2), seeded())
     for row, samples in zip(theta, draws.unbind(1), strict=True):
@@ -95,15 +95,15 @@ def test_regression_gradient_has_the_noise_of_mini_batches():
     ("arguments", "message"),
     [
         ({"label_noise": -1.0}, "label_noise must be a variance.* got -1.0"),
-        ({"batch": 0}, "batch must be an integer of at least 1, got 0"),
-        ({"batch": 2.5}, "batch must be an integer of at least 1, got 2.5"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be an integer of at least 1, got 2.5"),
         ({"momentum": -0.5}, "momentum must lie in"),
         ({"design": torch.tensor([1.0, -1.0])}, "design must be positive definite, got .* -1;"),
         ({"solution": torch.ones(1)}, r"solution must have shape \(2,\), got \(1,\)"),
         ({"lr": 0.5}, "lr = 0.5 makes the mean square of SGD diverge with mini-batches of 1;"),
     ],
 )
-def test_regression_refuses(arguments, message):
-    good = {"design": torch.ones(2), "label_noise": 1.0, "batch": 1, "lr": 0.1}
+def test_regression_rejects_invalid_arguments(arguments, message):
+    good = {"design": torch.ones(2), "label_noise": 1.0, "batch_size": 1, "lr": 0.1}
     with pytest.raises(ValueError, match=message):
         LinearRegression(**(good | arguments))

@@ -1,4 +1,4 @@
-"""The epoch-end factor against rational arithmetic, all orders of a small set, and simulation."""
+"""The epoch-end factor against rational arithmetic, enumeration of all orders, and simulation."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.solvable_oracles import assert_close, seeded
 
-from equilibrate.solvable import Quadratic, State, epoch_end_factor, simulate_reshuffled
+from equilibrate.solvable import Quadratic, epoch_end_factor, simulate_reshuffled
 
 
 def published_factor(rate: Fraction, batches: int) -> float:
@@ -20,30 +20,30 @@ def published_factor(rate: Fraction, batches: int) -> float:
 
 @pytest.mark.parametrize("batches", [2, 3, 10, 101])
 @pytest.mark.parametrize("rate", ["1e-12", "1e-6", "0.001", "0.3", "1", "1.7", "1.999"])
-def test_epoch_end_factor_in_rational_arithmetic(rate, batches):
+def test_epoch_end_factor_equals_rational_arithmetic(rate, batches):
     exact = published_factor(Fraction(rate), batches)
     assert epoch_end_factor(float(rate), batches).item() == pytest.approx(exact, rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.4, 1.3])
 @pytest.mark.parametrize("batches", [2, 3, 5])
-def test_epoch_end_factor_by_enumeration_of_all_orders(rate, batches):
-    """Variance at epoch ends from the mean over all M! orders, over that of independent batches."""
+def test_epoch_end_factor_equals_enumeration_of_all_orders(rate, batches):
+    """Variance at epoch ends, averaged over all M! orders, relative to independent batches."""
     noise = np.random.default_rng(0).normal(size=batches)
     noise -= noise.mean()
     r = 1 - rate
-    kicks = [
+    displacements = [
         sum(r ** (batches - 1 - k) * x for k, x in enumerate(order))
         for order in itertools.permutations(noise)
     ]
-    shuffled = np.mean(np.square(kicks)) / (1 - r ** (2 * batches))
+    shuffled = np.mean(np.square(displacements)) / (1 - r ** (2 * batches))
     independent = np.mean(np.square(noise)) / (1 - r**2)
     assert epoch_end_factor(rate, batches).item() == pytest.approx(
         shuffled / independent, rel=1e-10, abs=0
     )
 
 
-def test_epoch_end_factor_has_its_limits():
+def test_limits_of_the_epoch_end_factor():
     m = 1000
     x = torch.tensor([0.01, 1.0, 10.0], dtype=torch.float64)
     continuum = 1 - torch.tanh(x / 2) / (x / 2)
@@ -56,39 +56,38 @@ def test_epoch_end_factor_has_its_limits():
     assert epoch_end_factor(1.0, m).item() == pytest.approx(1, rel=1e-12, abs=0)
 
 
-def test_reshuffled_simulation_has_the_epoch_end_factor():
-    """Six modes with Mηh from 0.01 to 10, within z = 4.5: false alarms in 4 of 10^5 seeds."""
+def test_reshuffled_simulation_agrees_with_the_epoch_end_factor():
+    """Six modes with Mηh from 0.01 to 10, within z = 4.5: false alarms for 4 of 10^5 seeds."""
     batches, replicas, epochs = 20, 5_000, 600
     rates = torch.tensor([0.01, 0.1, 0.3, 1.0, 3.0, 10.0]).double() / batches
     model = Quadratic(rates, torch.ones(6), lr=1.0)
-    state = State(torch.zeros(replicas, 6).double(), torch.zeros(replicas, 6).double())
-    for step in simulate_reshuffled(model, state, batches, epochs, seeded()):
-        state = step.next_state
-    squares = state.position.square()
+    zeros = torch.zeros(replicas, 6).double()
+    *_, last = simulate_reshuffled(model, (zeros, zeros), batches, epochs, seeded())
+    squares = last.parameters_after.square()
     exact = epoch_end_factor(rates, batches) * model.position_covariance.diag()
     error = squares.std(0) / math.sqrt(replicas)
     assert ((squares.mean(0) - exact).abs() < 4.5 * error).all()
     assert (error < 0.025 * exact).all()
 
 
-def test_reshuffled_noise_sums_to_zero_and_has_the_covariance():
+def test_reshuffled_noise_sums_to_zero_and_has_the_given_covariance():
     hessian = torch.tensor([[1.0, 0.4, 0.0], [0.4, 0.8, 0.1], [0.0, 0.1, 0.2]])
     noise = torch.tensor([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.0], [0.2, 0.0, 0.4]])
     model = Quadratic(hessian, noise, lr=0.5, minimum=torch.ones(3))
-    state = model.stationary(4, seeded())
-    steps = list(simulate_reshuffled(model, state, batches=7, epochs=2, generator=seeded()))
+    start = model.stationary(4, seeded())
+    steps = list(simulate_reshuffled(model, start, batches=7, epochs=2, generator=seeded()))
     for epoch in (steps[:7], steps[7:]):
-        drawn = torch.stack([s.gradient - model.full_gradient(s.position) for s in epoch], dim=1)
+        drawn = torch.stack([s.gradient - model.full_gradient(s.parameters) for s in epoch], dim=1)
         assert drawn.sum(1).abs().max() < 1e-12
         assert_close(drawn.mT @ drawn / 7, model.noise.expand(4, 3, 3), rtol=1e-12)
-    first = steps[0].gradient - model.full_gradient(steps[0].position)
-    assert len(first.unique(dim=0)) > 1  # each replica has an order of its own
+    first = steps[0].gradient - model.full_gradient(steps[0].parameters)
+    assert len(first.unique(dim=0)) > 1  # each replica has its own order
 
 
-def test_shuffling_refuses():
+def test_shuffling_rejects_invalid_arguments():
     with pytest.raises(ValueError, match=r"rate = lr \* curvature must lie in \[0, 2\), got 2.0"):
         epoch_end_factor(2.0, 10)
-    with pytest.raises(ValueError, match="batches must be at least 2 to be shuffled, got 1"):
+    with pytest.raises(ValueError, match="batches must be at least 2, got 1"):
         epoch_end_factor(0.1, 1)
     model = Quadratic(torch.ones(3), torch.ones(3), lr=0.1)
     with pytest.raises(ValueError, match=r"batches must exceed the dimension 3.* got 3"):

@@ -1,4 +1,4 @@
-"""Stationary averages against Lyapunov solvers, formulas of one mode, and simulation."""
+"""Stationary averages against a Lyapunov solver, formulas for one mode, and simulation."""
 
 import math
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.solvable_oracles import (
     assert_close,
     dampenings,
-    kick,
+    gradient_gain,
     models,
     momenta,
     naive_transition,
@@ -19,7 +19,7 @@ from support.solvable_oracles import (
     seeded,
 )
 
-from equilibrate.solvable import LinearRegression, Quadratic, SolvableSGD, State
+from equilibrate.solvable import LinearRegression, Quadratic, SolvableSGD
 
 ones = torch.ones(1, dtype=torch.float64)
 
@@ -30,7 +30,7 @@ ones = torch.ones(1, dtype=torch.float64)
 @given(models)
 def test_state_covariance_solves_the_lyapunov_equation(model):
     transition = naive_transition(model)
-    forcing = kick(model) @ model.noise.numpy() @ kick(model).T
+    forcing = gradient_gain(model) @ model.noise.numpy() @ gradient_gain(model).T
     exact = scipy.linalg.solve_discrete_lyapunov(transition, forcing, method="direct")
     assert_close(model.transition, transition, rtol=1e-14)
     assert_close(model.state_covariance, exact, rtol=1e-8)
@@ -41,29 +41,29 @@ def test_state_covariance_solves_the_lyapunov_equation(model):
 
 
 @given(models)
-def test_first_and_second_relation_hold(model):
-    assert model.left == pytest.approx(model.right, rel=1e-10, abs=0)
-    assert model.second_left == pytest.approx(model.second_right, rel=1e-10, abs=0)
-    assert model.excess_loss == pytest.approx(model.left / 2, rel=1e-12, abs=0)
+def test_fdr1_and_fdr2_hold(model):
+    assert model.fdr1_left == pytest.approx(model.fdr1_right, rel=1e-10, abs=0)
+    assert model.fdr2_left == pytest.approx(model.fdr2_right, rel=1e-10, abs=0)
+    assert model.excess_loss == pytest.approx(model.fdr1_left / 2, rel=1e-12, abs=0)
 
 
 @given(models)
-def test_three_matrix_relations_of_the_appendix_hold(model):
+def test_matrix_relations_of_the_appendix_hold(model):
     mu, damp, eta = model.momentum, 1 - model.dampening, model.lr
     vv, xv = model.velocity_covariance, model.cross_covariance
     xg, vg = model.position_covariance @ model.hessian, xv.T @ model.hessian
-    kicked = mu**2 * vv + damp**2 * model.noise_matrix - damp * mu * (vg + vg.T)
-    assert_close(vv, kicked, rtol=1e-10)
+    updated = mu**2 * vv + damp**2 * model.noise_matrix - damp * mu * (vg + vg.T)
+    assert_close(vv, updated, rtol=1e-10)
     assert_close(xv.T - eta * vv, mu * xv.T - damp * xg.T, rtol=1e-10)
     assert_close(damp * (xg + xg.T) - mu * (xv + xv.T), eta * vv, rtol=1e-10)
 
 
 @given(quadratics(st.just(0.0), st.just(0.0)))
-def test_without_momentum_the_papers_forms_hold(model):
+def test_relations_without_momentum_have_the_form_of_the_paper(model):
     eta = model.lr
     xg = model.position_covariance @ model.hessian
     assert_close(xg + xg.T, eta * model.noise_matrix, rtol=1e-10)
-    assert model.left == pytest.approx(
+    assert model.fdr1_left == pytest.approx(
         eta / 2 * model.noise_matrix.trace().item(), rel=1e-10, abs=0
     )
     assert model.full_gradient_square == pytest.approx(
@@ -75,10 +75,10 @@ def test_without_momentum_the_papers_forms_hold(model):
 
 
 @given(models)
-def test_lagged_gradient_product_by_propagation(model):
+def test_lagged_gradient_product_equals_propagation_of_the_covariance(model):
     full = np.concatenate([model.hessian.numpy(), np.zeros(model.hessian.shape)], axis=1)
-    carried = naive_transition(model) @ model.state_covariance.numpy() @ full.T
-    lagged = full @ (carried + kick(model) @ model.noise.numpy())
+    propagated = naive_transition(model) @ model.state_covariance.numpy() @ full.T
+    lagged = full @ (propagated + gradient_gain(model) @ model.noise.numpy())
     scale = model.noise_matrix.trace().item()
     assert model.lagged_gradient_product == pytest.approx(np.trace(lagged), abs=1e-10 * scale)
 
@@ -92,7 +92,7 @@ def test_one_mode(h, c, fraction, mu, nu):
     velocity = (1 - nu) ** 2 * 2 * c / ((1 - mu) * (2 * (1 + mu) - alpha * h))
     assert model.position_covariance.item() == pytest.approx(position, rel=1e-10, abs=0)
     assert model.velocity_covariance.item() == pytest.approx(velocity, rel=1e-10, abs=0)
-    assert model.left / model.sde().left == pytest.approx(
+    assert model.fdr1_left / model.sde().fdr1_left == pytest.approx(
         1 / (1 - alpha * h / (2 * (1 + mu))), rel=1e-10, abs=0
     )
 
@@ -111,7 +111,7 @@ def test_norm_of_one_mode(rate, minimum, steps):
     assert model.residual_deviation(steps) == pytest.approx(deviation, rel=1e-6, abs=0)
 
 
-def test_relaxation_time_is_that_of_the_slowest_mode():
+def test_relaxation_time_belongs_to_the_slowest_mode():
     hessian = torch.tensor([1.0, 0.01], dtype=torch.float64)
     slow = Quadratic(hessian, torch.ones(2), lr=0.1)
     assert slow.relaxation_time == pytest.approx(-1 / math.log(1 - 0.001), rel=1e-9, abs=0)
@@ -128,7 +128,7 @@ QUADRATIC = {
     "noise": torch.tensor([[1.0, -0.3, 0.2], [-0.3, 0.6, 0.0], [0.2, 0.0, 0.4]]).double(),
     "minimum": torch.tensor([1.0, -2.0, 0.5]).double(),
 }
-REGRESSION = {"design": QUADRATIC["hessian"], "label_noise": 0.5, "batch": 6}
+REGRESSION = {"design": QUADRATIC["hessian"], "label_noise": 0.5, "batch_size": 6}
 SIMULATED = {
     "plain": Quadratic(lr=0.8, **QUADRATIC),
     "momentum": Quadratic(lr=1.0, momentum=0.8, **QUADRATIC),
@@ -138,22 +138,31 @@ SIMULATED = {
 }
 
 
+COMPARED_TO_SDE = (
+    "fdr1_left",
+    "fdr1_right",
+    "excess_loss",
+    "full_gradient_square",
+    "hessian_noise",
+)
+
+
 def measure(model: SolvableSGD, replicas: int, steps: int) -> dict[str, torch.Tensor]:
-    """Time averages along each replica of a stationary run, under the names of the closed forms."""
+    """Time averages along each replica of a stationary run, named like the closed forms."""
     generator, previous = seeded(), None
     sums: dict[str, torch.Tensor] = {}
     start = model.stationary(replicas, generator)
     for step in model.simulate(start, steps, generator):
-        full = model.full_gradient(step.position)
+        full, v = model.full_gradient(step.parameters), step.velocity_after
         scale = (1 + model.momentum) / (2 * (1 - model.dampening)) * model.lr
         seen = {
-            "left": (step.position * step.gradient).sum(-1),
-            "right": scale * step.next_velocity.square().sum(-1),
-            "excess_loss": model.loss(step.position),
+            "fdr1_left": (step.parameters * step.gradient).sum(-1),
+            "fdr1_right": scale * v.square().sum(-1),
+            "excess_loss": model.loss(step.parameters),
             "full_gradient_square": full.square().sum(-1),
             "hessian_noise": (step.gradient @ model.hessian * step.gradient).sum(-1),
-            "velocity_gradient": (step.velocity * full).sum(-1),
-            "velocity_curvature": (step.next_velocity @ model.hessian * step.next_velocity).sum(-1),
+            "velocity_gradient": (step.velocity_before * full).sum(-1),
+            "velocity_curvature": (v @ model.hessian * v).sum(-1),
         }
         if previous is not None:
             seen["lagged_gradient_product"] = (previous * step.gradient).sum(-1)
@@ -169,7 +178,7 @@ def z_score(samples: torch.Tensor, exact: float) -> float:
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_simulation_agrees_with_closed_forms(name):
-    """8 averages of 5 models within z = 4.5: false alarms in 3 of 10^4 draws of the seed."""
+    """8 averages of 5 models within z = 4.5: false alarms for 3 of 10^4 seeds."""
     model = SIMULATED[name]
     for average, samples in measure(model, replicas=3000, steps=60).items():
         assert abs(z_score(samples, getattr(model, average))) < 4.5, average
@@ -177,18 +186,24 @@ def test_simulation_agrees_with_closed_forms(name):
 
 @pytest.mark.parametrize("name", ["plain", "momentum", "dampening"])
 def test_simulation_refutes_the_sde(name):
-    """Where the closed form agrees within z = 4.5, the SDE is more than 30 deviations off."""
+    """The closed form agrees within z = 4.5; the SDE is wrong by more than 30 deviations."""
     model = SIMULATED[name]
     measured = measure(model, replicas=3000, steps=60)
-    for average in ["left", "right", "excess_loss", "full_gradient_square", "hessian_noise"]:
+    for average in [
+        "fdr1_left",
+        "fdr1_right",
+        "excess_loss",
+        "full_gradient_square",
+        "hessian_noise",
+    ]:
         assert z_score(measured[average], getattr(model.sde(), average)) > 30, average
 
 
 @given(quadratics(dampening=st.just(0.0)))
-def test_sde_is_consistent_with_itself(model):
+def test_sde_is_self_consistent(model):
     sde, temperature = model.sde(), model.lr / (1 - model.momentum)
-    assert sde.left == pytest.approx(sde.right, rel=1e-10, abs=0)
-    assert sde.excess_loss == pytest.approx(sde.left / 2, rel=1e-12, abs=0)
+    assert sde.fdr1_left == pytest.approx(sde.fdr1_right, rel=1e-10, abs=0)
+    assert sde.excess_loss == pytest.approx(sde.fdr1_left / 2, rel=1e-12, abs=0)
     assert sde.full_gradient_square == pytest.approx(
         temperature / 2 * sde.hessian_noise, rel=1e-10, abs=0
     )
@@ -200,7 +215,7 @@ def test_sde_is_consistent_with_itself(model):
 
 
 @given(quadratics(momentum=st.floats(0, 0.9)))
-def test_sde_becomes_right_at_small_learning_rates(model):
+def test_sde_is_correct_in_the_limit_of_small_learning_rates(model):
     def error(lr: float) -> float:
         exact = Quadratic(model.hessian, model.noise, lr, model.momentum, model.dampening)
         return abs(exact.full_gradient_square / exact.sde().full_gradient_square - 1)
@@ -210,11 +225,11 @@ def test_sde_becomes_right_at_small_learning_rates(model):
     assert error(1e-5 / stiffest) == pytest.approx(error(1e-4 / stiffest) / 10, rel=1e-2, abs=0)
 
 
-def test_stationary_draw_has_the_stationary_law():
-    """21 entries of the covariance within z = 5: false alarms in 1 of 10^5 draws of the seed."""
+def test_stationary_draw_has_the_stationary_covariance():
+    """21 entries of the covariance within z = 5: false alarms for 1 of 10^5 seeds."""
     model = SIMULATED["dampening"]
-    state = model.stationary(200_000, seeded())
-    z = torch.cat([state.position - model.minimum, state.velocity], dim=1)
+    theta, velocity = model.stationary(200_000, seeded())
+    z = torch.cat([theta - model.minimum, velocity], dim=1)
     exact = model.state_covariance
     diagonal = exact.diag()
     error = ((exact.square() + torch.outer(diagonal, diagonal)) / len(z)).sqrt()
@@ -223,37 +238,37 @@ def test_stationary_draw_has_the_stationary_law():
 
 
 @pytest.mark.parametrize("name", ["plain", "momentum", "dampening"])
-def test_residual_deviation_in_simulation(name):
-    """Spread of L̄/R̄ − 1 over replicas, within 5 %.
+def test_residual_deviation_agrees_with_simulation(name):
+    """Standard deviation of L̄/R̄ − 1 over replicas, within 5 %.
 
-    The sample deviation of 4,000 replicas has a relative error near 1.5 %, and fluctuations of R̄,
-    which the formula leaves out, matter by less than 1 % over 600 steps.
+    The relative error of a deviation of 4,000 replicas is about 1.5 %. The fluctuations of R̄, which
+    the formula neglects, contribute less than 1 % over 600 steps.
     """
     model, generator, steps = SIMULATED[name], seeded(1), 600
     scale = (1 + model.momentum) / (2 * (1 - model.dampening)) * model.lr
     left = right = torch.zeros(4000).double()
     for step in model.simulate(model.stationary(4000, generator), steps, generator):
-        left = left + (step.position * step.gradient).sum(-1)
-        right = right + scale * step.next_velocity.square().sum(-1)
+        left = left + (step.parameters * step.gradient).sum(-1)
+        right = right + scale * step.velocity_after.square().sum(-1)
     assert (left / right - 1).std().item() == pytest.approx(
         model.residual_deviation(steps), rel=0.05, abs=0
     )
 
 
-def test_simulation_follows_torch_sgd():
+def test_simulation_equals_torch_sgd():
     model = SIMULATED["momentum"]
     theta = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     optimizer = torch.optim.SGD([theta], lr=model.lr, momentum=model.momentum)
-    start = State(torch.zeros(1, 3).double(), torch.zeros(1, 3).double())
+    start = torch.zeros(1, 3).double(), torch.zeros(1, 3).double()
     generator = seeded()
     for step in model.simulate(start, 20, seeded()):
         theta.grad = model.gradient(theta, generator)
         optimizer.step()
-        torch.testing.assert_close(step.next_position[0], theta.detach(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(step.parameters_after[0], theta.detach(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_gradient_keeps_dtype_and_leaves_the_global_generator_alone(name):
+def test_gradient_keeps_the_dtype_and_the_global_random_state(name):
     theta = torch.zeros(5, 2, 3, dtype=torch.float32, requires_grad=True)
     before = torch.get_rng_state()
     gradient = SIMULATED[name].gradient(theta, seeded())
@@ -262,30 +277,30 @@ def test_gradient_keeps_dtype_and_leaves_the_global_generator_alone(name):
     assert torch.equal(before, torch.get_rng_state())
 
 
-# -- degenerate and bad input ------------------------------------------------------------------
+# -- degenerate and invalid input --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "model",
     [
         Quadratic(torch.ones(2), torch.zeros(2), lr=0.1, momentum=0.9),
-        LinearRegression(torch.ones(2), 0.0, batch=4, lr=0.1, momentum=0.5),
+        LinearRegression(torch.ones(2), 0.0, batch_size=4, lr=0.1, momentum=0.5),
     ],
 )
-def test_without_noise_every_average_is_zero(model):
-    assert model.left == model.right == model.excess_loss == 0
-    assert model.second_left == model.second_right == model.lagged_gradient_product == 0
+def test_averages_without_noise_are_zero(model):
+    assert model.fdr1_left == model.fdr1_right == model.excess_loss == 0
+    assert model.fdr2_left == model.fdr2_right == model.lagged_gradient_product == 0
     assert not model.state_covariance.any()
-    assert not model.stationary(3, seeded()).position.any()
+    assert not any(part.any() for part in model.stationary(3, seeded()))
 
 
-def test_without_noise_ratios_are_undefined():
-    still = Quadratic(ones, 0 * ones, lr=0.1)
-    assert math.isnan(still.residual_deviation(10))
-    assert math.isnan(still.norm_autocorrelation(10))
+def test_ratios_without_noise_are_undefined():
+    noiseless = Quadratic(ones, 0 * ones, lr=0.1)
+    assert math.isnan(noiseless.residual_deviation(10))
+    assert math.isnan(noiseless.norm_autocorrelation(10))
 
 
-def test_vectors_stand_for_diagonal_matrices():
+def test_vectors_are_diagonal_matrices():
     diagonal = Quadratic(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), lr=0.1)
     full = Quadratic(
         torch.diag(torch.tensor([1.0, 2.0])), torch.diag(torch.tensor([3.0, 4.0])), 0.1
@@ -308,26 +323,27 @@ def test_noise_may_be_singular():
         ({"lr": math.nan}, "lr must be positive and finite, got nan"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
         ({"dampening": -0.1}, r"dampening must lie in \[0, 1\), got -0.1"),
-        ({"lr": 2.0}, r"lr = 2.0 makes SGD diverge .*curvature 1\).* = 2$"),
+        ({"lr": 2.0}, r"lr = 2.0 makes SGD diverge .*eigenvalue \(1\).* = 2$"),
         ({"lr": 6.0, "momentum": 0.5, "dampening": 0.5}, r"use lr < .* = 6$"),
         ({"hessian": torch.ones(2, 3)}, r"hessian must be a square .* got shape \(2, 3\)"),
         ({"hessian": torch.ones(0)}, "hessian must be a square"),
         ({"hessian": torch.tensor([[1.0, 0.5], [0.0, 1.0]])}, "hessian must be symmetric"),
         ({"hessian": torch.tensor([1.0, 0.0])}, "hessian must be positive definite, got .* 0;"),
         ({"hessian": torch.tensor([1.0, math.inf])}, "hessian must be finite"),
+        ({"hessian": torch.ones(2, 2, 2)}, r"got shape \(2, 2, 2\)"),
         ({"noise": torch.ones(3)}, "noise must be of dimension 2, got 3"),
         ({"noise": torch.tensor([1.0, -1.0])}, "noise must be a covariance.* got -1"),
         ({"minimum": torch.ones(3)}, r"minimum must have shape \(2,\), got \(3,\)"),
         ({"minimum": torch.tensor([0.0, math.nan])}, "minimum must be finite"),
     ],
 )
-def test_quadratic_refuses(arguments, message):
+def test_quadratic_rejects_invalid_arguments(arguments, message):
     good = {"hessian": torch.ones(2), "noise": torch.ones(2), "lr": 0.1}
     with pytest.raises(ValueError, match=message):
         Quadratic(**(good | arguments))
 
 
-def test_steps_are_counted_forward():
+def test_number_of_steps_must_not_be_negative():
     model = Quadratic(ones, ones, lr=0.1)
     with pytest.raises(ValueError, match="steps must not be negative, got -1"):
         model.norm_autocorrelation(-1)

@@ -1,4 +1,4 @@
-"""Linear regression on a few examples, with every mini-batch counted out."""
+"""Exact averages of linear regression on a few examples, by enumeration of all mini-batches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Exact(NamedTuple):
     noise_trace: float
 
 
-def exact_averages(inputs, targets, lr, momentum, dampening, batch) -> Exact:
+def exact_averages(inputs, targets, lr, momentum, dampening, batch_size) -> Exact:
     """Stationary averages of linear regression on a few examples.
 
     Every mini-batch B maps z = (θ−θ*, v) to A_B z + c_B, and the stationary covariance solves the
-    linear equation S = ⟦A_B S A_Bᵀ + c_B c_Bᵀ⟧, over all mini-batches counted out.
+    linear equation S = ⟦A_B S A_Bᵀ + c_B c_Bᵀ⟧, where ⟦…⟧ is the mean over all mini-batches.
     """
     d, n = inputs.shape[1], len(inputs)
     hessian = inputs.T @ inputs / n
@@ -28,11 +28,11 @@ def exact_averages(inputs, targets, lr, momentum, dampening, batch) -> Exact:
     one = torch.eye(d).double()
     carry = torch.zeros((2 * d) ** 2, (2 * d) ** 2).double()
     kick = torch.zeros(2 * d, 2 * d).double()
-    every = list(itertools.combinations(range(n), batch))
+    every = list(itertools.combinations(range(n), batch_size))
     parts = []
     for chosen in every:
         x, y = inputs[list(chosen)], targets[list(chosen), 0]
-        h, g = x.T @ x / batch, x.T @ (x @ optimum - y) / batch
+        h, g = x.T @ x / batch_size, x.T @ (x @ optimum - y) / batch_size
         parts.append((h, g))
         velocity = torch.cat([-(1 - dampening) * h, momentum * one], dim=1)
         position = torch.cat([one, torch.zeros_like(one)], dim=1) + lr * velocity

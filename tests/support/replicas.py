@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from equilibrate.ensemble import Ensemble
-from equilibrate.ensemble.sampling import draw
+from equilibrate.ensemble.data.sampling import draw
 
 EXAMPLES, BATCH, STEPS = 125, 5, 25
 SEEDS = (3, 1, 4)
@@ -17,8 +17,8 @@ LRS = (0.1, 0.03, 0.2)
 
 def data(*shape, examples=EXAMPLES, classes=3):
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(examples, *shape, generator=generator)
-    return images, torch.randint(classes, (examples,), generator=generator)
+    inputs = torch.randn(examples, *shape, generator=generator)
+    return inputs, torch.randint(classes, (examples,), generator=generator)
 
 
 def perceptron(seed=0):
@@ -28,9 +28,10 @@ def perceptron(seed=0):
     )
 
 
-def ensemble_of(models=None, *, shape=(2, 3), lr=LRS, seeds=SEEDS, **options):
+def ensemble_of(models=None, loss=F.cross_entropy, *, shape=(2, 3), lr=LRS, seeds=SEEDS, **options):
     models = [perceptron(s) for s in seeds] if models is None else models
-    return Ensemble(models, *data(*shape), seeds=seeds, lr=lr, **{"batch_size": BATCH, **options})
+    options = {"batch_size": BATCH, **options}
+    return Ensemble(models, loss, data(*shape), seeds=seeds, lr=lr, **options)
 
 
 def batches(seed, epochs, sampling="shuffled"):
@@ -39,11 +40,11 @@ def batches(seed, epochs, sampling="shuffled"):
 
 def plain_loop(model, seed, optimizer, epochs, shape=(2, 3), sampling="shuffled", naive=None):
     """What a user would write; returns the losses."""
-    images, labels = data(*shape)
+    inputs, targets = data(*shape)
     losses = []
     for batch in batches(seed, epochs, sampling):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images[batch]), labels[batch])
+        loss = F.cross_entropy(model(inputs[batch]), targets[batch])
         loss.backward()
         if naive:
             naive.before()

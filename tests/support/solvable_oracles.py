@@ -36,18 +36,18 @@ def quadratics(draw, momentum=momenta, dampening=dampenings):
 
 @st.composite
 def regressions(draw, momentum=momenta):
-    design, batch = draw(matrices(draw(st.integers(1, 4)))), draw(st.integers(1, 50))
+    design, batch_size = draw(matrices(draw(st.integers(1, 4)))), draw(st.integers(1, 50))
     mu, nu = draw(momentum), draw(dampenings)
     # Safely stable: with α Tr A ≤ (1−μ)/2 both G > 0 and q < 1 hold for every batch size.
     lr = draw(st.floats(0.01, 0.5)) * (1 - mu) / ((1 - nu) * design.trace().item())
-    return LinearRegression(design, draw(st.floats(0.1, 10)), batch, lr, mu, nu)
+    return LinearRegression(design, draw(st.floats(0.1, 10)), batch_size, lr, mu, nu)
 
 
 models = st.one_of(quadratics(), regressions())
 
 
-def kick(model: SolvableSGD) -> np.ndarray:
-    """How a gradient enters (θ, v): θ′ by −η(1−ν)g, v′ by −(1−ν)g."""
+def gradient_gain(model: SolvableSGD) -> np.ndarray:
+    """The matrix that multiplies a gradient in the update of (θ, v)."""
     one = np.eye(len(model.hessian))
     return -(1 - model.dampening) * np.concatenate([model.lr * one, one])
 
@@ -55,7 +55,7 @@ def kick(model: SolvableSGD) -> np.ndarray:
 def naive_transition(model: SolvableSGD) -> np.ndarray:
     one, zero = np.eye(len(model.hessian)), np.zeros(model.hessian.shape)
     inertia = np.block([[one, model.lr * model.momentum * one], [zero, model.momentum * one]])
-    return inertia + kick(model) @ np.concatenate([model.hessian.numpy(), zero], axis=1)
+    return inertia + gradient_gain(model) @ np.concatenate([model.hessian.numpy(), zero], axis=1)
 
 
 def assert_close(actual, expected, rtol: float) -> None:

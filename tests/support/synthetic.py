@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from equilibrate.paper.protocol.run import Run, Stairs
+from equilibrate.paper.protocol.run import Run
+from equilibrate.paper.protocol.schedules import PiecewiseConstant
 from equilibrate.runlog import records
 
 Column = Callable[[float, float, str, int], float]
@@ -20,11 +21,11 @@ def write(
     upto: float = float("inf"),
     rows: int = 12,
 ) -> None:
-    """A record with a row at so many moments of each tread, up to an epoch."""
+    """Write a record with `rows` rows in each phase, up to an epoch."""
     config = run.to_config() | {"profile": profile, "device": "cpu", "steps_per_epoch": 600}
     path = folder / "records" / f"{run.name}.jsonl"
     with records.Writer(path, config=config, mode="overwrite") as writer:
-        for start, epochs in _treads(run):
+        for start, epochs in _phases(run):
             for k in range(1, rows + 1):
                 epoch = start + epochs * k / rows
                 if epoch <= upto:
@@ -37,10 +38,10 @@ def write(
                     writer.write(row)
 
 
-def _treads(run: Run) -> list[tuple[int, int]]:
-    stairs = [s.treads for s in run.arms.values() if isinstance(s, Stairs)]
+def _phases(run: Run) -> list[tuple[int, int]]:
+    constant = [s.phases for s in run.arms.values() if isinstance(s, PiecewiseConstant)]
     found, start = [], 0
-    for _, epochs in stairs[0] if stairs else [(0, run.epochs)]:
+    for _, epochs in constant[0] if constant else [(0, run.epochs)]:
         found.append((start, epochs))
         start += epochs
     return found
@@ -48,4 +49,4 @@ def _treads(run: Run) -> list[tuple[int, int]]:
 
 def _lr(run: Run, arm: str, epoch: int) -> float:
     schedule = run.arms[arm]
-    return schedule.lr_at(epoch) if isinstance(schedule, Stairs) else schedule.lr
+    return schedule.lr_at(epoch) if isinstance(schedule, PiecewiseConstant) else schedule.lr

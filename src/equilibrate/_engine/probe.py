@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -28,14 +27,16 @@ from equilibrate._engine.coefficients import (
     stack,
     times,
 )
+from equilibrate._engine.edits import EditWatch
 from equilibrate._engine.sharding import Layout, local, same_layout
 from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
-from equilibrate._engine.updates import Scalar, Update, settings_key, update_of
+from equilibrate._engine.updates import Scalar, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
 
 _BLOCK = 64
 """Measurements between which sums are worked out together, in a few operations."""
-_version = attrgetter("_version")
+_UNKNOWN = object()
+"""Settings that are equal to none."""
 
 
 class _Entry(NamedTuple):
@@ -82,7 +83,7 @@ class Probe:
         self.each = each
         self._thinned = thinned
         parts = self._local(self.params)
-        device = parts[0].device
+        self.device = device = parts[0].device
         self._dtype = parts[0].dtype
         self._sums = choose(parts)
         self._series = len(self.params) if each else 1
@@ -93,7 +94,7 @@ class Probe:
         )
         self._entries: list[_Entry] = []
         self._update: Update | None = None
-        self._key: Any = None
+        self._key: Any = _UNKNOWN
         self._open: int | None = None
         """Steps since the open interval began; None if there is none."""
         self._begun: Update | None = None
@@ -102,40 +103,48 @@ class Probe:
         """The update of the step that is being measured."""
         self._fresh = False
         """Whether that step creates the momentum buffers."""
-        self._unstarted = len(self.params)
-        """Tensors without a momentum buffer before the step; counted with dampening only."""
-        self._versions: int | None = None
-        """Sum of the parameters' version counters after the last step; None if not known."""
+        self._settings = settings_getter(optimizer, optimizer.param_groups[group])
+        self._edits = EditWatch()
+        self._checked = False
+        """Whether the parameters were checked for edits before the step."""
+        self._states: tuple[Any, list[dict[str, Any]]] | None = None
         self._addresses: list[int] | None = None
         """Where the parameters were at the last measurement; None if not known."""
-        self._unchecked = True
-        """Whether `_check` has still to be made in this window."""
+        self._unstarted = len(self.params)
+        """Tensors without a momentum buffer before the step; counted with dampening only."""
+        self._unproven = True
+        """Whether `_prove` has still to be called in this window."""
         self._hidden_edit: Tensor | None = None
-        """Whether `_check` has found that parameters were edited unnoticed."""
+        """Whether `_prove` has found that parameters were edited unnoticed."""
         self._skipped: Tensor | None = None
         """How many steps gradient scaling has skipped."""
         self._skips_settled: Tensor | None = None
 
     def before(self, *, measured: bool) -> None:
         """Prepare for a step: notice changed settings and parameters, and copy what is needed."""
-        if self._is_edited(addresses=measured):
-            self._open = None
         group = self._optimizer.param_groups[self.group]
-        key = settings_key(self._optimizer, group)
-        if key != self._key:
+        key = self._settings(group)
+        changed = key != self._key
+        self._checked = measured or changed or self._must_check()
+        if not self._checked:
+            return
+        params = self._local(self.params)
+        if self._is_edited(params, addresses=measured):
+            self._open = None
+        if changed:
             self._key = key
             self._change(update_of(self._optimizer, group, self._dtype))
         assert self._update is not None
         if self._update.dampening and self._unstarted:
             self._unstarted = self._count_unstarted()
-        if self._unchecked and self._open == 0:
-            self._check()
+        if self._unproven and self._open == 0:
+            self._prove()
         if measured:
             self._measured = self._source()
             if self._open is None:
                 self._begin(self._measured)
             if self._measured.source == "difference":
-                self._sums.save(self._local(self.params))
+                self._sums.save(params)
 
     def after(self, *, measured: bool) -> None:
         """Note a step, and measure it if asked to."""
@@ -149,7 +158,10 @@ class Probe:
             self._begin(self._update)
         elif measured:
             self._measure(found)
-        self._versions = self._version_sum()
+        if self._checked:
+            self._edits.step(self._local(self.params))
+        else:
+            self._edits.pass_over()
         if measured:
             self._addresses = self._current_addresses()
 
@@ -157,7 +169,7 @@ class Probe:
         """Begin a new window at the next step."""
         self._entries = []
         self._open = None
-        self._unchecked = True
+        self._unproven = True
         self.window.reset()
 
     def settle(self) -> None:
@@ -193,7 +205,7 @@ class Probe:
         return 0 if self._skipped is None else int(self._skipped)
 
     def had_hidden_edit(self) -> bool:
-        """Return, once, whether parameters were edited in a way that PyTorch does not count."""
+        """Return whether parameters were edited in a way that PyTorch does not count; then forget it."""
         found, self._hidden_edit = self._hidden_edit, None
         return found is not None and bool(found)
 
@@ -220,12 +232,14 @@ class Probe:
         self.settle()
         window = self.window.state_dict()
         window["rows"] = self.layout.total(window["rows"]).cpu()
-        is_open = self._open is not None and not self._is_edited(addresses=True)
+        edited = self._is_edited(self._local(self.params), addresses=True)
+        is_open = self._open is not None and not edited
         return {
             "window": window,
             "begun": self.layout.total(self._ring[0]).cpu(),
             "open": self._open if is_open else -1,
             "updates": [_as_numbers(u) for u in (self._begun, self._update) if is_open and u],
+            "edited": self._edits.every_step,
             "skipped": self.skipped(),
         }
 
@@ -240,12 +254,14 @@ class Probe:
         self._open = None if state["open"] < 0 else state["open"]
         # The settings at the next step are compared with these: a scheduler may have changed them
         # before the state was saved, and the optimizer may not have been restored yet.
-        self._key = None
+        self._key = _UNKNOWN
         self._begun, self._update = None, None
         if state["updates"]:
             self._begun, self._update = (Update(**update) for update in state["updates"])
-        self._versions = self._addresses = None
-        self._unchecked = False  # sums of another number of processes cannot be compared
+        self._edits.forget()
+        self._edits.every_step = state["edited"]
+        self._addresses = None
+        self._unproven = False  # sums of another number of processes cannot be compared
         self._skipped = self._skips_settled = None
         if state["skipped"]:
             self.continue_skips(torch.tensor(float(state["skipped"]), dtype=torch.float64))
@@ -283,13 +299,13 @@ class Probe:
         if self._begun.lr == float(lr):
             self._begun = replace(self._begun, lr=lr)
 
-    def _check(self) -> None:
+    def _prove(self) -> None:
         """Check, once in a window, that nothing has changed since the step before this one.
 
         Edits through `.data` do not increase a version counter. A loop that makes one after each
         step is found out in this way.
         """
-        self._unchecked = False
+        self._unproven = False
         assert self._update is not None
         if self._thinned:
             column, tolerance = NORM, 1e-9
@@ -383,8 +399,21 @@ class Probe:
         return None if all(moving) else host_to(self._ring, [float(m) for m in moving])
 
     def _buffers(self) -> list[Tensor | None]:
-        states = [self._optimizer.state.get(p, {}) for p in self.params]
-        return [state.get("momentum_buffer") for state in states]
+        # Looking a tensor up in the state takes long, so its entries are kept.
+        state = self._optimizer.state
+        if not self._knows(state):
+            if any(p not in state for p in self.params):
+                return [state.get(p, {}).get("momentum_buffer") for p in self.params]
+            self._states = state, [state[p] for p in self.params]
+        return [entry.get("momentum_buffer") for entry in self._states[1]]
+
+    def _knows(self, state: Any) -> bool:
+        """Return whether the entries are those that are kept: a state may be loaded or cleared."""
+        if self._states is None or self._states[0] is not state:
+            return False
+        first, last = self.params[0], self.params[-1]
+        entries = self._states[1]
+        return state.get(first) is entries[0] and state.get(last) is entries[-1]
 
     def _count_unstarted(self) -> int:
         return sum(buffer is None for buffer in self._buffers())
@@ -400,22 +429,29 @@ class Probe:
         alone = measured and self._open == 1 and self._fresh
         return not alone and self._count_unstarted() != self._unstarted
 
-    def _is_edited(self, *, addresses: bool) -> bool:
+    def _must_check(self) -> bool:
+        """Return whether to look at the parameters before a step that is not measured."""
+        assert self._update is not None
+        return (
+            self._edits.every_step
+            or self._edits.is_lost
+            or (self._unproven and self._open == 0)
+            or (self._unstarted > 0 and self._update.dampening != 0)
+        )
+
+    def _is_edited(self, params: Sequence[Tensor], *, addresses: bool) -> bool:
         """Return whether something other than a step has changed the parameters.
 
         Args:
+            params: The parameters, or what this process holds of them.
             addresses: Whether to look for parameters that were moved in memory, too.
         """
-        if self._versions not in (None, self._version_sum()):
-            return True
-        return addresses and self._addresses not in (None, self._current_addresses())
+        edited = self._edits.is_edited(params)
+        moved = addresses and self._addresses not in (None, self._current_addresses())
+        return edited or moved
 
     def _current_addresses(self) -> list[int]:
         return [p.data_ptr() for p in self._local(self.params)]
-
-    def _version_sum(self) -> int:
-        """Return a number that grows with every in-place change of a parameter."""
-        return sum(map(_version, self._local(self.params)))
 
     def _local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return [local(t) for t in tensors] if self.layout.groups else tensors
@@ -466,7 +502,7 @@ class Probe:
         )
 
     def _without_skips(self, steps: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Take skipped steps out of the counts, and out of the sample of R."""
+        """Return the counts without skipped steps, which are no sample of R either."""
         zero = steps.new_zeros(())
         pairs = [(zero, zero) if e.skips is None else e.skips for e in self._entries]
         last, total = torch.stack([torch.stack(pair) for pair in pairs]).unbind(1)

@@ -109,6 +109,7 @@ class TritonSums:
         offsets = [sum(sizes[:t]) for t in range(len(sizes))]
         self._offsets = [offset * params[0].element_size() for offset in offsets]
         self._total, self._dtype = total, params[0].dtype
+        self._contiguous = all(p.is_contiguous() for p in params)
         self._offset_of = self._upload(offsets, torch.int64)
         adding = torch.zeros(len(sizes), len(chunks), dtype=torch.float64)
         adding[tensor_of, range(len(chunks))] = 1.0
@@ -152,10 +153,10 @@ class TritonSums:
             xs = [base + offset for offset in self._offsets]
             alpha, beta, x_type = 1.0, -1.0, self._type
         if update.gradient:
-            used += (found := [_laid_out_as(p, g) for p, g in zip(params, gradients, strict=True)])
+            used += (found := self._laid_out(params, gradients))
             xs, x_type = _addresses(found), self._type
         if update.buffer:
-            used += (found := [_laid_out_as(p, b) for p, b in zip(params, buffers, strict=True)])
+            used += (found := self._laid_out(params, buffers))
             ys, y_type = _addresses(found), self._type
         chunk_sums_kernel[(len(self._parts),)](
             self._point(params, xs, ys), self._tensor_of, self._start_of, self._size_of,
@@ -167,6 +168,14 @@ class TritonSums:
     def free(self) -> None:
         """Release the copy of the parameters."""
         self._copy = None
+
+    def _laid_out(self, params: Sequence[Tensor], tensors: Optionals) -> Optionals:
+        """Return the tensors with their elements in the same order in memory as the parameters'."""
+        fits = self._contiguous and all(
+            t is None or (t.dtype is self._dtype and not t.is_sparse and t.is_contiguous())
+            for t in tensors
+        )
+        return tensors if fits else list(map(_laid_out_as, params, tensors))
 
     def _point(self, params: Sequence[Tensor], xs: list[int], ys: list[int]) -> Tensor:
         """Return the table of addresses, sent to the device if one has changed."""
@@ -185,12 +194,11 @@ class TritonSums:
 
 
 def _laid_out_as(p: Tensor, x: Tensor | None) -> Tensor | None:
-    """Return `x` with its elements in the same order in memory as those of `p`."""
     if x is None:
         return None
     if x.is_sparse:
         x = x.to_dense()
-    if x.stride() == p.stride() and x.dtype == p.dtype:
+    if x.stride() == p.stride() and x.dtype is p.dtype:
         return x
     return torch.empty_like(p).copy_(x)
 

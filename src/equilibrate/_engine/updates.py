@@ -14,9 +14,10 @@ For any other optimizer d = (θ − θ′)/η needs a copy of θ.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
@@ -72,17 +73,25 @@ class Update:
         return all(abs(a - b) <= tolerance * abs(b) for a, b in pairs)
 
 
-def settings_key(optimizer: Optimizer, group: Group) -> Hashable:
-    """Return a value that changes when a setting of the group changes that an update depends on.
+def settings_getter(optimizer: Optimizer, group: Group) -> Callable[[Group], Hashable]:
+    """Return a function of a group whose value changes when an update depends on the change.
 
-    A learning rate tensor is changed in place, which its version counter shows. For optimizers
-    other than SGD all else may be anything: a tensor, say, whose comparison would wait.
+    It is called at every step. A learning rate tensor is changed in place, which its version
+    counter shows. For optimizers other than SGD all other settings may be anything: a tensor, say,
+    whose comparison would wait.
     """
-    lr = group.get("lr")
-    key = (id(lr), lr._version) if isinstance(lr, Tensor) else (lr,)
-    if _steps_as_sgd(type(optimizer)):
-        key += tuple(group[name] for name in _SETTINGS)
-    return key
+    if "lr" not in group:
+        return lambda group: None
+    names = _SETTINGS if _steps_as_sgd(type(optimizer)) else ()
+    getter = itemgetter("lr", *names)
+
+    def settings(group: Group) -> Hashable:
+        lr = group["lr"]
+        if isinstance(lr, Tensor):
+            return (id(lr), lr._version, *(group[name] for name in names))
+        return getter(group)
+
+    return settings
 
 
 def update_of(optimizer: Optimizer, group: Group, dtype: torch.dtype) -> Update:

@@ -1,9 +1,9 @@
-"""Many replicas of one model trained at once, each measured as a run of its own."""
+"""Train many replicas of one model at once, each measured as an independent run."""
 
+from equilibrate.ensemble.data.sampling import Sampling
 from equilibrate.ensemble.ensemble import Ensemble
 from equilibrate.ensemble.precision import Precision
-from equilibrate.ensemble.sampling import Sampling
+from equilibrate.ensemble.results import Averages, Epoch, Evaluation
 from equilibrate.ensemble.updates import Algorithm
-from equilibrate.ensemble.values import Averages, Epoch, Evaluation
 
 __all__ = ["Algorithm", "Averages", "Ensemble", "Epoch", "Evaluation", "Precision", "Sampling"]

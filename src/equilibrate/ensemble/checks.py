@@ -1,4 +1,4 @@
-"""What an ensemble refuses, and why."""
+"""Check the arguments of an ensemble."""
 
 from __future__ import annotations
 
@@ -8,39 +8,86 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from equilibrate.deterministic import refuse_chance
+from equilibrate.deterministic import require_deterministic
 from equilibrate.ensemble.precision import Precision
-from equilibrate.rules import Threshold, check_factor
 
 PerReplica = float | Sequence[float]
+"""One number for all replicas, or one for each."""
 
 
-def check_data(images: Tensor, labels: Tensor, batch_size: int, sampling: str) -> None:
-    """Refuse data that do not fit together."""
-    for name, given in (("images", images), ("labels", labels)):
-        if not isinstance(given, Tensor):
+def check_data(
+    data: tuple[Tensor, Tensor], batch_size: int, sampling: str
+) -> tuple[Tensor, Tensor]:
+    """Check that inputs, targets and batch size fit together.
+
+    Args:
+        data: Inputs and targets, (N, …) each.
+        batch_size: Examples in a mini-batch.
+        sampling: How mini-batches are sampled.
+
+    Returns:
+        Inputs and targets.
+
+    Raises:
+        TypeError: If `data` is not a pair of tensors, or the inputs are floating-point numbers but
+            not float32.
+        ValueError: If the sizes do not fit, a class is negative, or `sampling` is not known.
+    """
+    if isinstance(data, Tensor) or not isinstance(data, Sequence) or len(data) != 2:
+        raise TypeError(f"data must be a pair (inputs, targets), got {type(data).__name__}")
+    inputs, targets = data
+    for name, tensor in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(tensor, Tensor):
             raise TypeError(
-                f"{name} must be a tensor, got {type(given).__name__}: pass torch.as_tensor({name})"
+                f"{name} must be a tensor, got {type(tensor).__name__}: pass "
+                f"torch.as_tensor({name})"
             )
-    if len(images) != len(labels):
-        raise ValueError(f"images and labels differ in number: {len(images)} and {len(labels)}")
-    if not 1 <= batch_size <= len(images):
+    if len(inputs) != len(targets):
         raise ValueError(
-            f"batch_size must lie between 1 and the {len(images)} examples, got {batch_size}"
+            f"inputs and targets must have the same length, got {len(inputs)} and {len(targets)}"
         )
-    if images.is_floating_point() and images.dtype != torch.float32:
-        raise TypeError(f"images are {images.dtype}, not float32: call images.float()")
-    if not labels.is_floating_point() and int(labels.min()) < 0:
+    if not 1 <= batch_size <= len(inputs):
         raise ValueError(
-            f"labels must be classes from 0 on, got {int(labels.min())}: leave examples out that "
-            "are to be ignored"
+            f"batch_size must lie between 1 and the {len(inputs)} examples, got {batch_size}"
+        )
+    if inputs.is_floating_point() and inputs.dtype != torch.float32:
+        raise TypeError(f"inputs must be float32, got {inputs.dtype}: call inputs.float()")
+    if not targets.is_floating_point() and int(targets.min()) < 0:
+        raise ValueError(
+            f"targets must be class indices of at least 0, got {int(targets.min())}: remove the "
+            "examples that should be ignored"
         )
     if sampling not in ("shuffled", "independent"):
         raise ValueError(f'sampling must be "shuffled" or "independent", got {sampling!r}')
+    return inputs, targets
+
+
+def check_loss(loss: object) -> None:
+    """Check that the loss is a function.
+
+    Args:
+        loss: The loss.
+
+    Raises:
+        TypeError: If `loss` cannot be called.
+    """
+    if not callable(loss):
+        raise TypeError(
+            f"loss must be a function of (outputs, targets) such as F.cross_entropy, got "
+            f"{type(loss).__name__}"
+        )
 
 
 def check_seeds(seeds: Sequence[int], replicas: int) -> None:
-    """Refuse seeds that are not one for each replica."""
+    """Check that there is one seed for each replica.
+
+    Args:
+        seeds: The seeds.
+        replicas: Number of replicas.
+
+    Raises:
+        ValueError: If there is not one seed of at least 0 for each replica.
+    """
     if isinstance(seeds, int) or len(seeds) != replicas or not all(seed >= 0 for seed in seeds):
         raise ValueError(
             f"seeds must be one number ≥ 0 for each of the {replicas} models, got {seeds}"
@@ -48,7 +95,14 @@ def check_seeds(seeds: Sequence[int], replicas: int) -> None:
 
 
 def check_precision(precision: str | None) -> None:
-    """Refuse what is no precision."""
+    """Check that the precision is known.
+
+    Args:
+        precision: The precision, or None.
+
+    Raises:
+        ValueError: If it is neither None nor a known precision.
+    """
     if precision not in (None, *get_args(Precision)):
         raise ValueError(
             f'precision must be "fp32", "tf32" or "fp16", or None for torch\'s own setting, '
@@ -57,10 +111,19 @@ def check_precision(precision: str | None) -> None:
 
 
 def check_models(models: Sequence[nn.Module]) -> None:
-    """Refuse models that are not replicas, or whose loss is not a function of θ and B alone."""
+    """Check that the models are replicas of one deterministic architecture in float32.
+
+    Args:
+        models: One model for each replica.
+
+    Raises:
+        TypeError: If `models` is a single model, or parameters are not float32.
+        ValueError: If there are no models, they differ in structure, or nothing is trained.
+    """
     if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
         raise TypeError(
-            f"models is one {type(models).__name__}: pass a list with one module for each replica"
+            f"models must be a list with one module for each replica, got one "
+            f"{type(models).__name__}: pass a list of modules"
         )
     if not models:
         raise ValueError("models is empty: pass one module for each replica")
@@ -68,25 +131,35 @@ def check_models(models: Sequence[nn.Module]) -> None:
     for r, model in enumerate(models):
         if _structure(model) != structure:
             raise ValueError(
-                f"models[{r}] has another structure than models[0]: replicas are one architecture "
-                "with parameters of their own"
+                f"models[{r}] differs in structure from models[0]: all replicas must have the same "
+                "architecture and mode"
             )
     parameters = dict(models[0].named_parameters())
     if not any(p.requires_grad for p in parameters.values()):
-        raise ValueError("models have no parameter that requires a gradient: nothing to train")
+        raise ValueError(
+            "models have no parameter that requires a gradient: call model.requires_grad_()"
+        )
     for name, p in parameters.items():
         if p.dtype != torch.float32:
             raise TypeError(f"parameter {name!r} is {p.dtype}, not float32: call model.float()")
-    refuse_chance(models[0])
+    require_deterministic(models[0])
 
 
-def check_state(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Refuse the state of an ensemble with other settings."""
-    for name, value in mine.items():
+def check_state(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Check that a saved state belongs to an ensemble with the same settings.
+
+    Args:
+        saved: The settings in the saved state.
+        own: The settings of the ensemble that loads it.
+
+    Raises:
+        ValueError: If a setting differs.
+    """
+    for name, value in own.items():
         if saved[name] != value:
             raise ValueError(
-                f"the state belongs to another ensemble: its {name} is {saved[name]}, here it is "
-                f"{value}"
+                f"the state belongs to an ensemble with {name}={saved[name]}, but this one has "
+                f"{name}={value}: create the ensemble with the same settings"
             )
 
 
@@ -97,7 +170,19 @@ def _structure(model: nn.Module) -> tuple[Any, ...]:
 
 
 def per_replica(name: str, values: PerReplica, replicas: int) -> list[float]:
-    """One number for each replica, from one for all or one for each."""
+    """Expand one number for all replicas into one for each.
+
+    Args:
+        name: Name of the argument, for the error message.
+        values: One number, or one for each replica.
+        replicas: Number of replicas.
+
+    Returns:
+        One number for each replica.
+
+    Raises:
+        ValueError: If the number of values is wrong.
+    """
     if isinstance(values, int | float):
         return [values] * replicas
     if len(values) != replicas:
@@ -105,20 +190,3 @@ def per_replica(name: str, values: PerReplica, replicas: int) -> list[float]:
             f"{name} must be one number, or one for each of the {replicas} replicas, got {values}"
         )
     return list(values)
-
-
-def rule_per_replica(
-    tolerance: PerReplica, decrease: PerReplica, replicas: int
-) -> list[tuple[float, float]]:
-    """(X, Y) of each replica.
-
-    >>> rule_per_replica(0.01, [0.1, 0.3], 2)
-    [(0.01, 0.1), (0.01, 0.3)]
-    """
-    tolerances = per_replica("tolerance", tolerance, replicas)
-    decreases = per_replica("decrease", decrease, replicas)
-    rules = list(zip(tolerances, decreases, strict=True))
-    for x, y in rules:
-        Threshold(x)
-        check_factor(1 - y)
-    return rules

@@ -1,88 +1,99 @@
-"""Many replicas of one model trained at once, each with its own seed and learning rate."""
+"""Train many replicas of one model at once, each with its own seed and learning rate."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equilibrate.averages import HalfRunningBlocks
-from equilibrate.ensemble._ops import HAS_TRITON
-from equilibrate.ensemble.batches import Batches, DataSets, Examples, Orders
+from equilibrate.ensemble._ops import Ops, choose_ops
 from equilibrate.ensemble.checks import (
     PerReplica,
     check_data,
+    check_loss,
     check_models,
     check_precision,
     check_seeds,
     check_state,
     per_replica,
-    rule_per_replica,
 )
-from equilibrate.ensemble.chunks import even_chunk, in_chunks, most_at_once
-from equilibrate.ensemble.graphs import captured
+from equilibrate.ensemble.data.batches import Batches, BatchOrders
+from equilibrate.ensemble.data.chunks import max_chunk_size
+from equilibrate.ensemble.data.examples import PreparedInputsCache
+from equilibrate.ensemble.data.sampling import Sampling
+from equilibrate.ensemble.epochs import EpochRunner
+from equilibrate.ensemble.evaluation import Evaluator
 from equilibrate.ensemble.network import Loss, Network
-from equilibrate.ensemble.parameters import stacked, views
-from equilibrate.ensemble.precision import Precision, matrix_products, of_torch
-from equilibrate.ensemble.sampling import Sampling
-from equilibrate.ensemble.updates import Algorithm, Flat, aligned, rule_of, update, zeros
-from equilibrate.ensemble.values import Averages, Epoch, Evaluation
+from equilibrate.ensemble.parameters import stack_models, tensor_views
+from equilibrate.ensemble.precision import Precision, torch_precision
+from equilibrate.ensemble.results import Averages, Epoch, Evaluation
+from equilibrate.ensemble.schedule import ReplicaSchedule
+from equilibrate.ensemble.updates import Algorithm, FlatTensors, make_update_rule, zeros
 from equilibrate.observables import inner
 from equilibrate.relations import Reading
-from equilibrate.rules import Threshold
 from equilibrate.scheduler import Decision
-
-# On a CPU the vectors of replicas with more parameters than this are updated one replica at a time:
-# what one operation leaves in the cache, the next one finds there.
-_TOGETHER = 1 << 14
-# Steps in one CUDA graph, at most: between two graphs a GPU waits a few microseconds.
-_AT_ONCE = 25
 
 
 class Ensemble:
-    """R replicas of a model on a leading axis, trained and measured as R runs of their own.
+    """R replicas of a model, trained and measured at once as R independent runs.
 
-    Replica r starts at `models[r]`, has its learning rate `lr[r]` (`lr` may be one number), and
-    sees the data in an order of its own, from (`seeds[r]`, epoch) alone: so it equals the same run
-    done alone, whatever the others do. Each epoch cuts a fresh permutation of the data into
-    mini-batches, as in the paper (`sampling="shuffled"`; where `batch_size` does not divide the
-    data, the examples left over at its end are not used in that epoch), or draws each mini-batch,
-    a random subset, by itself (`"independent"`).
+    Replica r starts at `models[r]`, has the learning rate `lr[r]`, and sees the data in an order
+    that depends on (`seeds[r]`, epoch) alone. So it equals the same run trained alone, whatever the
+    other replicas do. A replica that diverges does not affect the others: its readings are
+    undefined, and `schedule` leaves its learning rate as it is.
 
-    `algorithm="sgd"` is the paper's, v′ = μv − (1−ν)g, θ′ = θ + ηv′ with v = 0 at first (torch's
-    `SGD` leaves the dampening ν out of its first step); `"adam"` and `"amsgrad"` have the usual
-    defaults β = (0.9, 0.999), ε = 1e-8. The L2 term λθ is counted in g, over all parameters.
+    Args:
+        models: One module for each replica, all with the same structure, in float32. Parameters
+            that do not require a gradient, and buffers, are constants.
+        loss: A function of (outputs, targets), the mean over a mini-batch.
+        data: The training data, (inputs, targets), with the examples on the first axis.
+        seeds: One seed for each replica.
+        lr: The learning rate, one number or one for each replica.
+        batch_size: Examples in a mini-batch.
+        momentum: μ of SGD.
+        dampening: ν of SGD.
+        weight_decay: λ of the L2 term ½λ|θ|² over all parameters; λθ is counted in the gradient g.
+        algorithm: "sgd" is the paper's, v′ = μv − (1−ν)g, θ′ = θ + ηv′ with v = 0 at first.
+            (`torch.optim.SGD` does not apply the dampening at the first step.) "adam" and "amsgrad"
+            have the usual defaults β = (0.9, 0.999), ε = 1e-8.
+        sampling: "shuffled" cuts a new permutation of the data into mini-batches in each epoch, as
+            in the paper; if `batch_size` does not divide the number of examples, those left over
+            are not used in that epoch. "independent" draws each mini-batch as a random subset.
+        device: "cpu" or "cuda".
+        precision: Precision of products on a GPU. "fp32" is single precision. "tf32" rounds
+            operands to 11 significant bits, which is several times faster. "fp16" also uses half
+            precision in convolutions: as many bits, but a smaller range. The default is torch's own
+            setting when the ensemble is created. Convolutions without a kernel of their own use
+            cuDNN with torch's setting for it (`torch.backends.cudnn.allow_tf32`, true by default).
+            A CPU always uses single precision.
 
-    `loss(outputs, labels)` is the mean over a mini-batch. Parameters that do not require a
-    gradient, and buffers, are constants. A replica that diverges goes on by itself: its readings
-    are undefined, so it never decides anything, and the others do not notice.
+    Raises:
+        TypeError: If an argument has the wrong type, or models or inputs are not float32.
+        ValueError: If an argument is out of range, or the models are not replicas.
 
-    `precision` says how products are formed on a GPU: "fp32" keeps single precision; "tf32" rounds
-    operands to 11 bits, which is several times faster; "fp16" has convolutions do that in half
-    precision, of as many bits but with a smaller range. By default it is torch's own setting at
-    this moment. Convolutions that `kernels.conv_relu_pool` cannot take are left to cuDNN, and to
-    torch's setting for it (`torch.backends.cudnn.allow_tf32`, which is true at first). On a CPU all
-    is single precision. A saved state may go on in another one.
-
-    >>> images, labels = torch.randn(60, 4), torch.arange(60) % 3
-    >>> models = [nn.Linear(4, 3) for _ in range(2)]
-    >>> ensemble = Ensemble(models, images, labels, seeds=[0, 1], lr=[0.1, 0.2], batch_size=20)
-    >>> ensemble.run_epoch().loss.shape  # steps, replicas
-    torch.Size([3, 2])
-    >>> [reading.step for reading in ensemble.readings()]
-    [3, 3]
+    Example:
+        >>> import torch.nn.functional as F
+        >>> data = torch.randn(60, 4), torch.arange(60) % 3
+        >>> models = [nn.Linear(4, 3) for _ in range(2)]
+        >>> ensemble = Ensemble(
+        ...     models, F.cross_entropy, data, seeds=[0, 1], lr=[0.1, 0.2], batch_size=20
+        ... )
+        >>> ensemble.run_epoch().loss.shape  # steps, replicas
+        torch.Size([3, 2])
+        >>> [reading.step for reading in ensemble.readings()]
+        [3, 3]
     """
 
     def __init__(
         self,
         models: Sequence[nn.Module],
-        images: Tensor,
-        labels: Tensor,
+        loss: Loss,
+        data: tuple[Tensor, Tensor],
         *,
         seeds: Sequence[int],
         lr: PerReplica,
@@ -93,11 +104,12 @@ class Ensemble:
         algorithm: Algorithm = "sgd",
         sampling: Sampling = "shuffled",
         device: torch.device | str = "cpu",
-        loss: Loss = F.cross_entropy,
         precision: Precision | None = None,
+        _ops: Ops | None = None,
     ) -> None:
         check_models(models)
-        check_data(images, labels, batch_size, sampling)
+        check_loss(loss)
+        inputs, targets = check_data(data, batch_size, sampling)
         check_seeds(seeds, len(models))
         check_precision(precision)
         if not weight_decay >= 0:
@@ -112,82 +124,79 @@ class Ensemble:
         self.weight_decay = weight_decay
         self.algorithm: Algorithm = algorithm
         self.sampling: Sampling = sampling
-        self.precision: Precision = precision or of_torch()
-        self._rule = rule_of(algorithm, momentum, dampening)
-        self._fused = fuses(self.device)
-        self._images = images.to(self.device)
-        self._labels = self._to_labels(labels)
+        self.precision: Precision = precision or torch_precision()
+        rule = make_update_rule(algorithm, momentum, dampening)
+        ops = choose_ops(self.device, self.precision) if _ops is None else _ops
+        self._inputs = inputs.to(self.device)
+        self._targets = self._to_targets(targets)
         self._template = copy.deepcopy(models[0])
 
-        self._shapes, parameters, constants = stacked(models)
+        self._shapes, parameters, constants = stack_models(models)
         self._constants = {name: tensor.to(self.device) for name, tensor in constants.items()}
-        parameters = parameters.to(self.device)
-        if self._fused:
-            parameters = aligned(parameters)
-        self._flat = Flat(
+        parameters = ops.align(parameters.to(self.device))
+        self._flat = FlatTensors(
             parameters,
             zeros(parameters),
             torch.empty(self.replicas, dtype=torch.float64, device=self.device),
-            self._rule.memory(parameters),
+            rule.init_state(parameters),
         )
         self.lr = lr
-        self._network = Network(
+        network = Network(
             self._template,
             loss,
-            {**views(parameters, self._shapes), **self._constants},
-            views(self._flat.gradient, self._shapes),
-            fused=self._fused,
+            {**tensor_views(parameters, self._shapes), **self._constants},
+            tensor_views(self._flat.gradient, self._shapes),
+            ops=ops,
+        )
+        prepared = PreparedInputsCache(network.prepare, self.device)
+        largest = max_chunk_size(self._template, inputs[:1], self.replicas, self.device)
+        self._evaluator = Evaluator(
+            network, self._flat, prepared, max_chunk_size=largest, precision=self.precision
+        )
+        batches = Batches(
+            prepared.get(self._inputs),
+            self._targets,
+            (self.steps_per_epoch, self.replicas, batch_size),
+            ops=ops,
+            as_indices=network.reads_indices,
+        )
+        self._runner = EpochRunner(
+            network,
+            batches,
+            BatchOrders(self.seeds, len(inputs), batch_size, sampling, batches.prepare_order),
+            self._flat,
+            ops.updater(self._flat, rule, weight_decay),
+            steps=self.steps_per_epoch,
             precision=self.precision,
         )
-        self._data_sets = DataSets(self._network.prepare, self.device)
-        self._most_at_once = most_at_once(self._template, images[:1], self.replicas, self.device)
-        together = self.device.type != "cpu" or parameters.shape[1] <= _TOGETHER
-        parts = [slice(None)] if together else range(self.replicas)
-        self._parts = [(part, self._flat.rows(part)) for part in parts]
-
-        # What a step reads and writes: static, for CUDA graphs.
-        columns = len(Averages._fields)
-        steps, replicas = self.steps_per_epoch, self.replicas
-        self._batches = Batches(
-            self._data_sets.of(self._images),
-            self._labels,
-            (steps, replicas, batch_size),
-            gathers=self._network.gathers,
-            fused=self._fused,
-        )
-        self._orders = Orders(
-            self.seeds, len(images), batch_size, sampling, staged=self._batches.staged
-        )
-        self._rows = self._flat.lr.new_zeros((steps, replicas, columns))
-        self._at_once = max(n for n in range(1, _AT_ONCE + 1) if steps % n == 0)
-        self._advance: Callable[[], None] | None = None
-        self._averages = [HalfRunningBlocks((columns,), size=steps) for _ in models]
-        self._last_lrs = [math.nan] * replicas
+        columns, block = len(Averages._fields), self.steps_per_epoch
+        self._averages = [HalfRunningBlocks((columns,), size=block) for _ in models]
+        self._last_lrs = [math.nan] * self.replicas
         self._epoch = 0
 
     @property
     def replicas(self) -> int:
-        """R."""
+        """Number of replicas, R."""
         return len(self.seeds)
 
     @property
     def steps_per_epoch(self) -> int:
-        """⌊examples / batch_size⌋, whichever the sampling."""
-        return len(self._images) // self.batch_size
+        """Steps in an epoch, ⌊examples / batch_size⌋ for either sampling."""
+        return len(self._inputs) // self.batch_size
 
     @property
     def epoch(self) -> int:
-        """Epochs done."""
+        """Number of epochs completed."""
         return self._epoch
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of steps completed."""
         return self._epoch * self.steps_per_epoch
 
     @property
     def lr(self) -> list[float]:
-        """Learning rate of each replica; set it to one number or one for each."""
+        """Learning rate of each replica. Set it to one number, or to one for each replica."""
         return list(self._lrs)
 
     @lr.setter
@@ -200,11 +209,18 @@ class Ensemble:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Trained parameters by name, each with the replicas on its first axis: live views."""
-        return views(self._flat.parameters, self._shapes)
+        """Views of the trained parameters by name, with the replicas on the first axis."""
+        return tensor_views(self._flat.parameters, self._shapes)
 
     def module(self, replica: int) -> nn.Module:
-        """A replica as an ordinary module, a copy, on the device of `models[0]`."""
+        """Copy a replica into an ordinary module.
+
+        Args:
+            replica: The index of the replica.
+
+        Returns:
+            A copy, on the device of `models[0]`.
+        """
         model = copy.deepcopy(self._template)
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         with torch.no_grad():
@@ -213,48 +229,24 @@ class Ensemble:
         return model
 
     def run_epoch(self) -> Epoch:
-        """Train every replica for one epoch; the host waits for the device once, at its end."""
-        self._batches.start(self._orders.of(self._epoch))
-        if self.device.type == "cpu":
-            for _ in range(self.steps_per_epoch):
-                self._step()
-        else:
-            self._replay()
-            self._orders.of(self._epoch + 1)  # while the device is at work
-        rows = self._rows.to("cpu", copy=True)
+        """Train every replica for one epoch. The host waits for the device once, at its end.
+
+        Returns:
+            The measurements of each step.
+        """
+        rows = self._runner.run(self._epoch)
         for average, values in zip(self._averages, rows.unbind(1), strict=True):
             average.extend(values)
         self._epoch += 1
         self._last_lrs = self.lr
         return Epoch(self._epoch, self.step, tuple(self.lr), *rows.unbind(-1))
 
-    def _replay(self) -> None:
-        """An epoch of `_step`, as a CUDA graph of several that is replayed."""
-        if self._advance is None:
-            written = [self._flat.parameters, *self._flat.memory.values(), self._batches.counts]
-            with matrix_products(self.precision, self.device):
-                self._advance = captured(self._step, written, times=self._at_once)
-        for _ in range(self.steps_per_epoch // self._at_once):
-            self._advance()
-
-    @torch.no_grad()
-    def _step(self) -> None:
-        """One step of every replica on static tensors; no number leaves the device."""
-        losses = self._network.differentiate(*self._batches.take()).double()
-        counts = self._batches.counts
-        if self._fused:
-            from equilibrate.ensemble._ops import step as fused
-
-            fused.update(self._flat, self._rule, self.weight_decay, losses, self._rows, counts)
-            return
-        row = torch.empty_like(self._rows[0])
-        for part, flat in self._parts:
-            update(flat, self._rule, self.weight_decay, losses[part], row[part])
-        self._rows.index_copy_(0, counts[:1], row[None])
-        counts.add_(1)
-
     def readings(self) -> list[Reading]:
-        """FDR1 for each replica over its half-running window (for Adam the step form)."""
+        """Compute FDR1 over the half-running window of each replica (for Adam the step form).
+
+        Returns:
+            One reading for each replica.
+        """
         return [
             Reading(self.step, mean.window, average.left, average.right, lr)
             for mean, average, lr in zip(
@@ -263,83 +255,118 @@ class Ensemble:
         ]
 
     def averages(self) -> list[Averages]:
-        """All half-running averages of each replica."""
+        """Compute the half-running averages of all measurements.
+
+        Returns:
+            The averages of each replica.
+        """
         return [Averages(*mean.value.tolist()) for mean in self._averages]
 
     def reset_averages(self, replicas: Iterable[int] | None = None) -> None:
-        """Start the averages of these replicas again (of all of them where none are named)."""
+        """Restart the averaging window.
+
+        Args:
+            replicas: The replicas whose window is restarted; all of them by default.
+        """
         for r in range(self.replicas) if replicas is None else replicas:
             self._averages[r].reset()
 
     def schedule(
         self,
         *,
-        tolerance: PerReplica = 0.01,
-        decrease: PerReplica = 0.1,
+        threshold: PerReplica = 0.01,
+        factor: PerReplica = 0.9,
         replicas: Iterable[int] | None = None,
     ) -> list[Decision]:
-        """The paper's rule for each replica: where |L̄/R̄ − 1| < X, η → (1 − Y)η, averages anew.
+        """Apply the paper's adaptive schedule; call it at the end of an epoch.
 
-        Call it at an epoch's end. `tolerance` X and `decrease` Y may differ between replicas;
-        only those named in `replicas` are judged, all of them by default. One decision each.
+        Where |L̄/R̄ − 1| is below the threshold, the learning rate of the replica is multiplied by
+        the factor and its averaging window is restarted.
+
+        Args:
+            threshold: The paper's X, one number or one for each replica.
+            factor: The paper's 1 − Y, one number or one for each replica.
+            replicas: The replicas to consider; all of them by default.
+
+        Returns:
+            One decision for each replica considered.
         """
-        rules = rule_per_replica(tolerance, decrease, self.replicas)
+        rule = ReplicaSchedule(threshold, factor, self.replicas)
         readings, lrs = self.readings(), self.lr
         decisions = []
         for r in range(self.replicas) if replicas is None else replicas:
-            x, y = rules[r]
-            verdict = Threshold(x).judge(readings[r])
-            if verdict.act:
-                lrs[r] *= 1 - y
+            decision = rule.decide(r, readings[r], lrs[r])
+            if decision.lowered:
+                lrs[r] = decision.lr
                 self._averages[r].reset()
-            decision = Decision(verdict.act, verdict.reason, readings[r], (lrs[r],))
             decisions.append(decision)
         self.lr = lrs
         return decisions
 
     def zero_velocity(self) -> None:
-        """Set v = 0 in every replica, as the paper does where the learning rate changes."""
+        """Set v = 0 in every replica, as the paper does when the learning rate changes.
+
+        Raises:
+            ValueError: If the algorithm has no velocity.
+        """
         if self.algorithm != "sgd":
-            raise ValueError(f"algorithm={self.algorithm!r} has no velocity to set to zero")
-        for pull in self._flat.memory.values():
-            pull.zero_()
+            raise ValueError(f'algorithm={self.algorithm!r} has no velocity: use algorithm="sgd"')
+        for buffer in self._flat.state.values():
+            buffer.zero_()
 
     def evaluate(
-        self, images: Tensor, labels: Tensor, *, chunk: int | None = None, regularized: bool = False
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        chunk_size: int | None = None,
+        regularized: bool = False,
     ) -> Evaluation:
-        """Loss and accuracy over a whole data set; `regularized` adds the L2 term ½λ|θ|².
+        """Compute loss and accuracy over a whole data set.
 
-        The accuracy is nan where labels are no classes.
+        Args:
+            inputs: The inputs, (N, …).
+            targets: The targets, (N, …).
+            chunk_size: Examples to process at once; chosen to fit into memory by default.
+            regularized: Whether to add the L2 term ½λ|θ|² to the loss.
+
+        Returns:
+            Loss and accuracy of each replica; the accuracy is nan if the targets are not classes.
         """
-        loss = self._flat.lr.new_zeros(self.replicas)
-        correct = torch.full_like(loss, math.nan if labels.is_floating_point() else 0.0)
-        with torch.no_grad(), matrix_products(self.precision, self.device):
-            for x, y in self._chunks(images, self._to_labels(labels), chunk):
-                outputs = self._network.outputs(x)
-                loss += y.shape[1] * self._network.losses(outputs, y)
-                if not y.is_floating_point():
-                    correct += (outputs.argmax(-1) == y).sum(1)
-            loss /= len(images)
-            if regularized:
-                loss += self.weight_decay / 2 * inner(self._flat.parameters, self._flat.parameters)
-        return Evaluation(tuple(loss.tolist()), tuple((correct / len(images)).tolist()))
+        weight_decay = self.weight_decay if regularized else None
+        return self._evaluator.evaluate(inputs, self._to_targets(targets), chunk_size, weight_decay)
 
-    def full_gradient(self, *, chunk: int | None = None) -> Tensor:
-        """∇f over all training data, (R, P) on the device, with the L2 term."""
-        total = self._flat.parameters * self.weight_decay
-        with torch.no_grad(), matrix_products(self.precision, self.device):
-            for x, y in self._chunks(self._images, self._labels, chunk):
-                self._network.differentiate(x, y)
-                total.add_(self._flat.gradient, alpha=y.shape[1] / len(self._images))
-        return total
+    def full_gradient(self, *, chunk_size: int | None = None) -> Tensor:
+        """Compute ∇f over all training data, with the L2 term.
 
-    def full_gradient_square(self, *, chunk: int | None = None) -> list[float]:
-        """|∇f|² of each replica, the full-batch term of FDR2."""
-        gradient = self.full_gradient(chunk=chunk)
+        Args:
+            chunk_size: Examples to process at once; chosen to fit into memory by default.
+
+        Returns:
+            The gradient of each replica, (R, P), on the device.
+        """
+        return self._evaluator.full_gradient(
+            self._inputs, self._targets, chunk_size, self.weight_decay
+        )
+
+    def full_gradient_square(self, *, chunk_size: int | None = None) -> list[float]:
+        """Compute |∇f|², the full-batch term of FDR2.
+
+        Args:
+            chunk_size: Examples to process at once; chosen to fit into memory by default.
+
+        Returns:
+            |∇f|² of each replica.
+        """
+        gradient = self.full_gradient(chunk_size=chunk_size)
         return inner(gradient, gradient).tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors on the CPU and plain values: training goes on from it bit by bit."""
+        """Copy everything that training needs to continue bit for bit.
+
+        Returns:
+            Tensors on the CPU and plain values.
+        """
         return {
             "settings": self._settings(),
             "epoch": self._epoch,
@@ -347,28 +374,33 @@ class Ensemble:
             "last_lr": list(self._last_lrs),
             "parameters": self._flat.parameters.to("cpu", copy=True),
             "constants": {n: t.to("cpu", copy=True) for n, t in self._constants.items()},
-            "memory": {n: t.to("cpu", copy=True) for n, t in self._flat.memory.items()},
+            "rule_state": {n: t.to("cpu", copy=True) for n, t in self._flat.state.items()},
             "averages": [mean.state_dict() for mean in self._averages],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, refusing that of an ensemble with other settings."""
-        check_state(state["settings"], self._settings())
-        self._epoch = state["epoch"]
-        self.lr = state["lr"]
-        self._last_lrs = list(state["last_lr"])
-        self._flat.parameters.copy_(state["parameters"])
-        for mine, saved in ((self._constants, "constants"), (self._flat.memory, "memory")):
-            for name, tensor in mine.items():
-                tensor.copy_(state[saved][name])
-        for mean, saved in zip(self._averages, state["averages"], strict=True):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state. Training may continue on another device and in another precision.
+
+        Args:
+            state_dict: The state of an ensemble with the same settings. If they differ, a
+                ValueError is raised.
+        """
+        check_state(state_dict["settings"], self._settings())
+        self._epoch = state_dict["epoch"]
+        self.lr = state_dict["lr"]
+        self._last_lrs = list(state_dict["last_lr"])
+        self._flat.parameters.copy_(state_dict["parameters"])
+        for own, saved in ((self._constants, "constants"), (self._flat.state, "rule_state")):
+            for name, tensor in own.items():
+                tensor.copy_(state_dict[saved][name])
+        for mean, saved in zip(self._averages, state_dict["averages"], strict=True):
             mean.load_state_dict(saved)
 
     def _settings(self) -> dict[str, Any]:
         return {
             "shapes": {name: list(shape) for name, shape in self._shapes.items()},
             "seeds": list(self.seeds),
-            "examples": len(self._images),
+            "examples": len(self._inputs),
             "batch_size": self.batch_size,
             "sampling": self.sampling,
             "algorithm": self.algorithm,
@@ -377,22 +409,5 @@ class Ensemble:
             "weight_decay": self.weight_decay,
         }
 
-    def _to_labels(self, labels: Tensor) -> Tensor:
-        return labels.to(self.device, None if labels.is_floating_point() else torch.int64)
-
-    def _chunks(
-        self, images: Tensor, labels: Tensor, size: int | None
-    ) -> Iterator[tuple[Tensor | Examples, Tensor]]:
-        """The whole data in chunks, the same for all replicas."""
-        if size is None:
-            on_cpu = self.device.type == "cpu"
-            size = self._most_at_once if on_cpu else even_chunk(len(images), self._most_at_once)
-        if size < 1:
-            raise ValueError(f"chunk must be at least 1, got {size}")
-        gathers = self._network.gathers
-        return in_chunks(self._data_sets.of(images), labels, size, self.replicas, gathers)
-
-
-def fuses(device: torch.device) -> bool:
-    """Whether steps go through Triton kernels."""
-    return device.type == "cuda" and HAS_TRITON
+    def _to_targets(self, targets: Tensor) -> Tensor:
+        return targets.to(self.device, None if targets.is_floating_point() else torch.int64)

@@ -1,4 +1,4 @@
-"""One network with the parameters of several replicas: outputs, losses and gradients of all."""
+"""A network with the parameters of several replicas: outputs, losses and gradients of all."""
 
 from __future__ import annotations
 
@@ -10,40 +10,47 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from equilibrate.ensemble import stages
-from equilibrate.ensemble.batches import DataSet, Examples
-from equilibrate.ensemble.precision import Precision
+from equilibrate.ensemble._ops import Ops, plain
+from equilibrate.ensemble.data.examples import IndexedInputs, PreparedInputs
 from equilibrate.ensemble.stages import (
-    SECOND,
+    SIDE_STREAM,
     ConvReluPoolStage,
-    Held,
     LinearStage,
     ReLUStage,
     Stage,
+    StageTensors,
     Tensors,
+    flatten_stage,
+    module_stage,
 )
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-# A kernel holds a row of them at once.
-_FUSED_CLASSES = 4096
+"""A function of (outputs, targets) that returns the mean loss of a mini-batch."""
 
 
 class Network:
-    """A module and a loss, bound to tensors (g, …) that hold g replicas of its parameters.
+    """A module and a loss, applied to the parameters of R replicas at once.
 
-    `differentiate` writes into `gradients`, which names the parameters that are trained.
-    `nn.Sequential` is taken layer by layer, as a chain of stages; what is no known layer, and all
-    where `explicit=False`, goes through `torch.func`. `fused`: what is between the matrix products
-    goes through Triton kernels. `precision` is that of convolutions then.
+    An `nn.Sequential` is split into its layers. Layers that are not known, and all of them with
+    `explicit=False`, are differentiated with `torch.func` and autograd.
 
-    >>> tensors = {"weight": torch.ones(3, 1, 2), "bias": torch.zeros(3, 1)}  # three replicas
-    >>> gradients = {"weight": torch.empty(3, 1, 2), "bias": torch.empty(3, 1)}
-    >>> network = Network(nn.Linear(2, 1), F.mse_loss, tensors, gradients)
-    >>> network.differentiate(torch.ones(3, 5, 2), torch.ones(3, 5, 1))
-    tensor([1., 1., 1.])
-    >>> gradients["weight"][0]
-    tensor([[2., 2.]])
+    Args:
+        model: The module.
+        loss: The loss.
+        tensors: Parameters and buffers of all replicas by name, (R, …).
+        gradients: Where `differentiate` writes the gradients, for the parameters that are trained.
+        ops: The operations to use.
+        explicit: Whether to compute the gradients of known layers explicitly.
+
+    Example:
+        >>> from equilibrate.ensemble._ops.plain import PlainOps
+        >>> tensors = {"weight": torch.ones(3, 1, 2), "bias": torch.zeros(3, 1)}  # three replicas
+        >>> gradients = {"weight": torch.empty(3, 1, 2), "bias": torch.empty(3, 1)}
+        >>> network = Network(nn.Linear(2, 1), F.mse_loss, tensors, gradients, ops=PlainOps())
+        >>> network.differentiate(torch.ones(3, 5, 2), torch.ones(3, 5, 1))
+        tensor([1., 1., 1.])
+        >>> gradients["weight"][0]
+        tensor([[2., 2.]])
     """
 
     def __init__(
@@ -53,110 +60,122 @@ class Network:
         tensors: Tensors,
         gradients: Tensors,
         *,
+        ops: Ops,
         explicit: bool = True,
-        fused: bool = False,
-        precision: Precision = "fp32",
     ) -> None:
         layers = list(_layers("", model, gradients)) if explicit else [("", [model])]
         owned = [id(p) for _, some in layers for layer in some for p in layer.parameters()]
-        if len(set(owned)) < len(owned):  # a parameter used twice has the gradient of both uses
+        if len(set(owned)) < len(owned):  # the gradient of a shared parameter sums over its uses
             layers = [("", [model])]
         self.loss = loss
-        self._fused = fused
         self._stages: list[Stage] = []
         for prefix, some in layers:
             named = dict((*some[0].named_parameters(), *some[0].named_buffers()))
-            held = Held(
+            own = StageTensors(
                 {name: tensors[prefix + name] for name in named},
                 {name: gradients[prefix + name] for name in named if prefix + name in gradients},
-                through=any(stage.trains for stage in self._stages),
+                differentiates_inputs=any(stage.needs_gradient for stage in self._stages),
             )
-            self._stages.append(_stage(some, held, fused, precision))
+            self._stages.append(_stage(some, own, ops))
 
     @property
-    def gathers(self) -> bool:
-        """Whether the first stage takes its images out of the data set by itself."""
-        return self._stages[0].gathers
+    def reads_indices(self) -> bool:
+        """Whether the first stage takes `IndexedInputs`."""
+        return self._stages[0].reads_indices
 
-    def prepare(self, images: Tensor) -> DataSet:
-        """A data set as the first stage wants to read it."""
-        return self._stages[0].prepare(images)
+    def prepare(self, inputs: Tensor) -> PreparedInputs:
+        """Prepare a data set for the first stage.
 
-    def outputs(self, x: Tensor | Examples) -> Tensor:
-        """Outputs (g, B, …) for inputs (g, B, …)."""
+        Args:
+            inputs: The inputs of the data set, (N, …).
+
+        Returns:
+            The inputs in the form that the first stage reads.
+        """
+        return self._stages[0].prepare(inputs)
+
+    def outputs(self, x: Tensor | IndexedInputs) -> Tensor:
+        """Compute the outputs.
+
+        Args:
+            x: Inputs, (R, B, …).
+
+        Returns:
+            Outputs, (R, B, …).
+        """
         x = self._inputs(x)
         for stage in self._stages:
             x = stage(x)
         return cast(Tensor, x)
 
-    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each replica, (g,)."""
-        if self._classifies(outputs, labels):
-            return _cross_entropy(outputs, labels)[0]
-        return vmap(self.loss)(outputs, labels)
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss of each replica.
 
-    def differentiate(self, x: Tensor | Examples, labels: Tensor) -> Tensor:
-        """The loss of each replica, (g,); gradients are written where the network was bound to."""
+        Args:
+            outputs: Outputs, (R, B, …).
+            targets: Targets, (R, B, …).
+
+        Returns:
+            The losses, (R,).
+        """
+        if self._is_classification(outputs, targets):
+            return plain.cross_entropy(outputs, targets)
+        return vmap(self.loss)(outputs, targets)
+
+    def differentiate(self, x: Tensor | IndexedInputs, targets: Tensor) -> Tensor:
+        """Compute the loss of each replica and write its gradient.
+
+        Args:
+            x: Inputs, (R, B, …).
+            targets: Targets, (R, B, …).
+
+        Returns:
+            The losses, (R,).
+        """
         x, trace = self._inputs(x), []
         *before, last = self._stages
         for stage in before:
             x, saved = stage.forward(x)
             trace.append(saved)
-        if self._fused and isinstance(last, LinearStage) and self._closes(last, x, labels):
-            losses, grad = last.close(x, labels)
+        if isinstance(last, LinearStage) and not last.relu and self._is_classification(x, targets):
+            losses, grad = last.differentiate_cross_entropy(cast(Tensor, x), targets)
         else:
             outputs, saved = last.forward(x)
-            losses, grad = self._differentiated_losses(outputs, labels)
+            losses, grad = self._losses_and_gradient(outputs, targets)
             grad = last.backward(saved, grad)
         for stage, saved in zip(reversed(before), reversed(trace), strict=True):
             if grad is not None:
                 grad = stage.backward(saved, grad)
         if any(isinstance(stage, LinearStage) for stage in self._stages):
-            SECOND.join(losses.device)
+            SIDE_STREAM.join(losses.device)
         return losses
 
-    def _inputs(self, x: Tensor | Examples) -> Tensor | Examples:
-        return x if self.gathers or isinstance(x, Tensor) else x.gathered()
+    def _inputs(self, x: Tensor | IndexedInputs) -> Tensor | IndexedInputs:
+        return x if self.reads_indices or isinstance(x, Tensor) else x.gather()
 
-    def _closes(self, last: LinearStage, x: Tensor | Examples, labels: Tensor) -> bool:
-        """Whether the loss is one with the last layer."""
-        few = last.outputs <= _FUSED_CLASSES and not last.relu
-        three = isinstance(x, Tensor) and x.dim() == 3
-        return few and three and self.loss is F.cross_entropy and labels.dim() == 2
-
-    def _differentiated_losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if self._classifies(outputs, labels):
-            losses, softmax = _cross_entropy(outputs, labels)
-            softmax.scatter_(-1, labels.unsqueeze(-1), -1.0, reduce="add")
-            return losses, softmax.div_(labels.shape[1])
+    def _losses_and_gradient(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if self._is_classification(outputs, targets):
+            return plain.cross_entropy_and_gradient(outputs, targets)
         with torch.enable_grad():
             outputs = outputs.detach().requires_grad_()
-            losses = self.losses(outputs, labels)
-            # the sum over replicas has each replica's gradient in its own place
+            losses = self.losses(outputs, targets)
+            # The sum over replicas has the gradient of each replica in its own rows.
             return losses.detach(), torch.autograd.grad(losses.sum(), outputs)[0]
 
-    def _classifies(self, outputs: Tensor, labels: Tensor) -> bool:
-        return self.loss is F.cross_entropy and outputs.dim() == 3 and labels.dim() == 2
-
-
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy of each replica, and the softmax of the outputs.
-
-    On a CPU torch's own softmax of a few classes takes more than twice as long.
-    """
-    partition = outputs.logsumexp(-1, keepdim=True)
-    losses = partition - outputs.gather(-1, labels.unsqueeze(-1))
-    return losses.mean((1, 2)), (outputs - partition).exp_()
+    def _is_classification(self, x: Tensor | IndexedInputs, targets: Tensor) -> bool:
+        """Return whether the loss is a cross-entropy of outputs, or last inputs, (R, B, C)."""
+        tensors = isinstance(x, Tensor) and x.dim() == 3 and targets.dim() == 2
+        return tensors and self.loss is F.cross_entropy
 
 
 def _layers(
     prefix: str, model: nn.Module, trained: Container[str]
 ) -> Iterator[tuple[str, list[nn.Module]]]:
-    """Layers, or several that make one stage, with what stands before their parameters' names."""
+    # Splits a model into the layers of each stage, with the prefix of their parameter names.
     if type(model) is not nn.Sequential or _hooked(model):
         yield prefix, [model]
         return
-    items = list(model._modules.items())  # named_children leaves out what comes again
+    items = list(model._modules.items())  # named_children omits repeated modules
     while items:
         name = f"{prefix}{items[0][0]}."
         layers = [layer for _, layer in items[:3] if layer is not None]
@@ -172,18 +191,18 @@ def _layers(
         items = items[length:]
 
 
-def _stage(layers: list[nn.Module], held: Held, fused: bool, precision: Precision) -> Stage:
+def _stage(layers: list[nn.Module], own: StageTensors, ops: Ops) -> Stage:
     layer = layers[0]
     if len(layers) == 3:
-        return ConvReluPoolStage(held, fused=fused, precision=precision)
-    if _is_linear(layer, "", held.gradients):
-        return LinearStage(held, relu=len(layers) == 2, fused=fused)
-    kind = None if _hooked(layer) else type(layer)  # exact: a subclass may do something else
+        return ConvReluPoolStage(own, ops)
+    if _is_linear(layer, "", own.gradients):
+        return LinearStage(own, ops, relu=len(layers) == 2)
+    kind = None if _hooked(layer) else type(layer)  # a subclass may compute something else
     if kind is nn.ReLU:
-        return ReLUStage(held)
+        return ReLUStage(own)
     if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-        return stages.flatten(held)
-    return stages.of_module(layer, held)
+        return flatten_stage(own)
+    return module_stage(layer, own)
 
 
 def _hooked(layer: nn.Module) -> bool:
@@ -191,13 +210,13 @@ def _hooked(layer: nn.Module) -> bool:
 
 
 def _is_linear(layer: nn.Module, prefix: str, trained: Container[str]) -> bool:
-    """Whether this is a linear layer with a bias, all of it trained."""
+    """Return whether this is a linear layer with a bias, both of them trained."""
     names = (f"{prefix}weight", f"{prefix}bias")
     return type(layer) is nn.Linear and not _hooked(layer) and all(n in trained for n in names)
 
 
 def _is_conv_relu_pool(layers: list[nn.Module]) -> bool:
-    """Whether these are what `kernels.conv_relu_pool` does in one."""
+    """Return whether `Ops.conv_relu_pool` computes these layers."""
     if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
         return False
     conv, pool = cast(nn.Conv2d, layers[0]), cast(nn.MaxPool2d, layers[2])

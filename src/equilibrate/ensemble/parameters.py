@@ -1,4 +1,4 @@
-"""Tensors of several models on a leading axis, and flat vectors seen as tensors again."""
+"""Stack the tensors of several models on a leading axis, and view flat vectors as tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ import torch
 from torch import Tensor, nn
 
 Shapes = Mapping[str, torch.Size]
+"""Shapes of the trained parameters of one model, by name."""
 
 
-def stacked(models: Sequence[nn.Module]) -> tuple[Shapes, Tensor, dict[str, Tensor]]:
-    """Shapes of what is trained; it itself, flat (R, P); and all the rest, (R, …) by name.
+def stack_models(models: Sequence[nn.Module]) -> tuple[Shapes, Tensor, dict[str, Tensor]]:
+    """Stack the parameters and buffers of models with the same structure.
 
-    >>> shapes, flat, constants = stacked([nn.Linear(2, 1), nn.Linear(2, 1)])
-    >>> flat.shape, constants
-    (torch.Size([2, 3]), {})
+    Args:
+        models: One model for each of the R replicas.
+
+    Returns:
+        The shapes of the trained parameters; the trained parameters as flat vectors, (R, P); and
+        all other parameters and buffers by name, (R, …).
+
+    Example:
+        >>> shapes, flat, constants = stack_models([nn.Linear(2, 1), nn.Linear(2, 1)])
+        >>> flat.shape, constants
+        (torch.Size([2, 3]), {})
     """
     shapes = {name: p.shape for name, p in models[0].named_parameters() if p.requires_grad}
     every = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
@@ -30,8 +39,16 @@ def stacked(models: Sequence[nn.Module]) -> tuple[Shapes, Tensor, dict[str, Tens
     return shapes, flat, constants
 
 
-def views(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    """The tensors (R, …) that flat vectors (R, P) are made of, by name; no copies."""
+def tensor_views(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
+    """View flat vectors as the tensors they consist of.
+
+    Args:
+        flat: Flat vectors, (R, P).
+        shapes: The shape of each tensor, in the order of the vectors.
+
+    Returns:
+        Views by name, (R, …).
+    """
     pieces = flat.split([shape.numel() for shape in shapes.values()], dim=1)
     return {
         name: piece.view(len(flat), *shape)

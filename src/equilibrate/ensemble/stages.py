@@ -1,8 +1,8 @@
-"""The links of a network's chain: functions of all replicas at once, and how to differentiate them.
+"""Stages of a network: functions of all replicas at once, and their gradients.
 
-In each, parameters and inputs alike carry the replicas on their first axis, and a replica's outputs
-depend on that replica alone. Autograd differentiates a stage; the commonest ones say themselves
-how it is done, which is faster and writes gradients right where they are wanted.
+Parameters and inputs have the replicas on their first axis, and the outputs of a replica depend on
+that replica alone. Autograd differentiates a stage by default. The most common stages compute their
+gradients explicitly, which is faster and writes them directly where they are needed.
 """
 
 from __future__ import annotations
@@ -16,205 +16,279 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equilibrate.ensemble import _ops as kernels
-from equilibrate.ensemble._ops import conv_relu_pool, pack_images, why_not_fused
-from equilibrate.ensemble._ops.streams import SecondStream
-from equilibrate.ensemble.batches import DataSet, Examples
-from equilibrate.ensemble.precision import Precision, of_convolutions
+from equilibrate.ensemble._ops import Ops
+from equilibrate.ensemble._ops.side_stream import SideStream
+from equilibrate.ensemble.data.examples import IndexedInputs, PreparedInputs
 
 Tensors = Mapping[str, Tensor]
 Function = Callable[[Tensors, Any], Tensor]
-SECOND = SecondStream()
+SIDE_STREAM = SideStream()
+"""Where the weight gradients of linear layers are computed on a GPU."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a stage is bound to."""
+class StageTensors:
+    """The tensors of a stage, by their names in the layer."""
 
     tensors: Tensors
-    """All its parameters and buffers, by their names in the layer."""
+    """All parameters and buffers."""
     gradients: Tensors
-    """Where the gradients of those that are trained go."""
-    through: bool
-    """Whether the gradient goes on through its inputs, to stages before it."""
+    """Where the gradients of the trained parameters are written."""
+    differentiates_inputs: bool
+    """Whether stages before this one need the gradient of its inputs."""
 
 
 class Stage:
     """A function of (tensors, inputs), differentiated by autograd.
 
-    One that `gathers` takes its inputs out of a data set by itself, as `Examples`.
+    Args:
+        function: Computes the outputs.
+        own: The tensors of the stage.
+        reads_indices: Whether the function takes `IndexedInputs`.
     """
 
-    def __init__(self, function: Function, held: Held, *, gathers: bool = False) -> None:
+    def __init__(
+        self, function: Function, own: StageTensors, *, reads_indices: bool = False
+    ) -> None:
         self._function = function
-        self._tensors = held.tensors
-        self._gradients = held.gradients
-        self._leaves = {
-            name: held.tensors[name].detach().requires_grad_() for name in held.gradients
-        }
-        self._through = held.through
-        self.gathers = gathers
+        self._tensors = own.tensors
+        self._gradients = own.gradients
+        self._leaves = {name: own.tensors[name].detach().requires_grad_() for name in own.gradients}
+        self._differentiates_inputs = own.differentiates_inputs
+        self.reads_indices = reads_indices
 
     @property
-    def trains(self) -> bool:
-        """Whether it, or a stage before it, has parameters to train."""
-        return self._through or bool(self._gradients)
+    def needs_gradient(self) -> bool:
+        """Whether this stage, or one before it, has parameters to train."""
+        return self._differentiates_inputs or bool(self._gradients)
 
-    def prepare(self, images: Tensor) -> DataSet:
-        """A data set as it wants to read it, where it is the first stage."""
-        return images
+    def prepare(self, inputs: Tensor) -> PreparedInputs:
+        """Prepare a data set, if this is the first stage.
 
-    def __call__(self, x: Tensor | Examples) -> Tensor:
-        """The outputs alone."""
+        Args:
+            inputs: The inputs of the data set, (N, …).
+
+        Returns:
+            The inputs in the form that this stage reads.
+        """
+        return inputs
+
+    def __call__(self, x: Tensor | IndexedInputs) -> Tensor:
+        """Compute the outputs without saving anything for `backward`.
+
+        Args:
+            x: Inputs, (R, B, …).
+
+        Returns:
+            Outputs, (R, B, …).
+        """
         return self._function(self._tensors, x)
 
-    def forward(self, x: Tensor | Examples) -> tuple[Tensor, Any]:
-        """The outputs, and what `backward` needs."""
-        if not self.trains:
+    def forward(self, x: Tensor | IndexedInputs) -> tuple[Tensor, Any]:
+        """Compute the outputs.
+
+        Args:
+            x: Inputs, (R, B, …).
+
+        Returns:
+            The outputs, and what `backward` needs.
+        """
+        if not self.needs_gradient:
             return self(x), None
         with torch.enable_grad():
-            if self._through and isinstance(x, Tensor):
+            if self._differentiates_inputs and isinstance(x, Tensor):
                 x = x.detach().requires_grad_()
             y = self._function({**self._tensors, **self._leaves}, x)
         return y.detach(), (x, y)
 
     def backward(self, saved: Any, grad: Tensor) -> Tensor | None:
-        """Write the parameters' gradients; return that of the inputs, None where it ends here."""
-        if not self.trains:
+        """Write the gradients of the parameters.
+
+        Args:
+            saved: What `forward` saved.
+            grad: The gradient of the outputs.
+
+        Returns:
+            The gradient of the inputs, or None if no earlier stage needs it.
+        """
+        if not self.needs_gradient:
             return None
         x, y = saved
-        wanted = [*self._leaves.values(), *([x] if self._through else [])]
+        wanted = [*self._leaves.values(), *([x] if self._differentiates_inputs else [])]
         found = torch.autograd.grad(y, wanted, grad, materialize_grads=True)
         for gradient, value in zip(self._gradients.values(), found, strict=False):
             gradient.copy_(value)
-        return found[-1] if self._through else None
+        return found[-1] if self._differentiates_inputs else None
 
 
 class LinearStage(Stage):
-    """y = x Wᵀ + b for each replica, or max(y, 0) where a `relu` comes after it.
+    """y = x Wᵀ + b for each replica, or max(y, 0) with a ReLU.
 
-    `fused`: what is around the products goes through Triton kernels. On a GPU the gradient of the
-    weight is left to a second stream, which `SECOND.join` waits for.
+    On a GPU the gradient of the weight is computed on `SIDE_STREAM`. Call `SIDE_STREAM.join` before
+    using it.
+
+    Args:
+        own: The tensors of the stage.
+        ops: The operations to use.
+        relu: Whether a ReLU follows the layer.
     """
 
-    def __init__(self, held: Held, *, relu: bool, fused: bool) -> None:
-        super().__init__(lambda _, x: self.forward(x)[0], held)
-        # static views: making one takes as long as a small product
-        self._weight = held.tensors["weight"]
-        self._weight_transposed = held.tensors["weight"].mT
-        self._bias = held.tensors["bias"]
-        self._bias_row = self._bias.unsqueeze(1)
-        self.outputs = self._bias.shape[1]
+    def __init__(self, own: StageTensors, ops: Ops, *, relu: bool) -> None:
+        super().__init__(lambda _, x: self.forward(x)[0], own)
+        # Made once: on a CPU a view takes as long as a small product.
+        self._weight = own.tensors["weight"]
+        self._weight_transposed = own.tensors["weight"].mT
+        self._bias = own.tensors["bias"].unsqueeze(1)
         self.relu = relu
-        self._fused = fused
+        self._ops = ops
 
-    def forward(self, x: Tensor | Examples) -> tuple[Tensor, Any]:
-        """As `Stage.forward`."""
+    def forward(self, x: Tensor | IndexedInputs) -> tuple[Tensor, Any]:
+        """Compute the outputs; see `Stage.forward`.
+
+        Args:
+            x: Inputs, (R, B, …, M).
+
+        Returns:
+            The outputs, (R, B, …, N), and what `backward` needs.
+        """
         assert isinstance(x, Tensor)
         rows = x.flatten(1, -2)
-        if self._fused:
-            from equilibrate.ensemble._ops import step as fused
-
-            y = torch.bmm(rows, self._weight_transposed)
-            fused.add_bias(y, self._bias, relu=self.relu)
-        else:
-            y = torch.baddbmm(self._bias_row, rows, self._weight_transposed)
-            y = y.relu_() if self.relu else y
+        y = self._ops.linear(rows, self._weight_transposed, self._bias, relu=self.relu)
         return y if x.dim() == 3 else y.unflatten(1, x.shape[1:-1]), (x, y)
 
     def backward(self, saved: Any, grad: Tensor) -> Tensor | None:
-        """∂W = (∂y)ᵀ x, ∂b = Σ ∂y, ∂x = ∂y W; with a ReLU ∂y = 0 first where y = 0."""
-        x, y = saved
-        grad = grad.flatten(1, -2)
-        if self._fused:
-            from equilibrate.ensemble._ops import step as fused
+        """Compute ∂W = (∂y)ᵀ x, ∂b = Σ ∂y and ∂x = ∂y W; with a ReLU, ∂y is 0 where y = 0.
 
-            grad = grad.contiguous()
-            fused.bias_gradient(grad, y if self.relu else None, self._gradients["bias"])
-        else:
-            if self.relu:
-                grad = torch.ops.aten.threshold_backward(grad, y, 0)
-            torch.sum(grad, 1, out=self._gradients["bias"])
+        Args:
+            saved: What `forward` saved.
+            grad: The gradient of the outputs.
+
+        Returns:
+            The gradient of the inputs, or None if no earlier stage needs it.
+        """
+        x, y = saved
+        grad = self._ops.bias_gradient(
+            grad.flatten(1, -2), y if self.relu else None, self._gradients["bias"]
+        )
         return self._products(x, grad)
 
-    def close(self, x: Tensor | Examples, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As the last stage before a cross-entropy: losses and ∂x, all gradients written."""
-        from equilibrate.ensemble._ops import step as fused
+    def differentiate_cross_entropy(
+        self, x: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the cross-entropy of the outputs, and write all gradients.
 
-        assert isinstance(x, Tensor)
-        y = torch.bmm(x, self._weight_transposed)
-        losses, grad = fused.cross_entropy(y, labels, self._bias, self._gradients["bias"])
+        Args:
+            x: Inputs, (R, B, M).
+            targets: Class indices, (R, B).
+
+        Returns:
+            The loss of each replica, (R,), and the gradient of the inputs, or None if no earlier
+            stage needs it.
+        """
+        losses, grad = self._ops.linear_cross_entropy(
+            x, self._weight_transposed, self._bias, targets, self._gradients["bias"]
+        )
         return losses, self._products(x, grad)
 
     def _products(self, x: Tensor, grad: Tensor) -> Tensor | None:
-        self._read = x, grad  # kept: the second stream may read them after this has returned
-        with SECOND.beside(grad.device):
+        # Kept alive: the side stream may read them after this function has returned.
+        self._read = x, grad
+        with SIDE_STREAM.use(grad.device):
             torch.bmm(grad.mT, x.flatten(1, -2), out=self._gradients["weight"])
-        if not self._through:
+        if not self._differentiates_inputs:
             return None
         found = torch.bmm(grad, self._weight)
         return found if x.dim() == 3 else found.view(x.shape)
 
 
 class ReLUStage(Stage):
-    """y = max(x, 0)."""
+    """y = max(x, 0).
 
-    def __init__(self, held: Held) -> None:
-        super().__init__(lambda _, x: F.relu(x), held)
+    Args:
+        own: The tensors of the stage.
+    """
 
-    def forward(self, x: Tensor | Examples) -> tuple[Tensor, Any]:
-        """As `Stage.forward`."""
+    def __init__(self, own: StageTensors) -> None:
+        super().__init__(lambda _, x: F.relu(x), own)
+
+    def forward(self, x: Tensor | IndexedInputs) -> tuple[Tensor, Any]:
+        """Compute the outputs; see `Stage.forward`.
+
+        Args:
+            x: Inputs, (R, B, …).
+
+        Returns:
+            The outputs, and what `backward` needs.
+        """
         y = self(x)
         return y, y
 
     def backward(self, saved: Any, grad: Tensor) -> Tensor | None:
-        """∂x = ∂y where y > 0."""
-        return torch.ops.aten.threshold_backward(grad, saved, 0) if self._through else None
+        """Compute ∂x = ∂y where y > 0, else 0.
 
+        Args:
+            saved: What `forward` saved.
+            grad: The gradient of the outputs.
 
-def flatten(held: Held) -> Stage:
-    """All axes of an example into one."""
-    return Stage(lambda _, x: x.flatten(2), held)
+        Returns:
+            The gradient of the inputs, or None if no earlier stage needs it.
+        """
+        if not self._differentiates_inputs:
+            return None
+        return torch.ops.aten.threshold_backward(grad, saved, 0)
 
 
 class ConvReluPoolStage(Stage):
-    """A convolution, ReLU and max-pooling in one, on a GPU (or `fused`) of all replicas at once."""
+    """Convolution, ReLU and 2×2 max-pooling.
 
-    def __init__(self, held: Held, *, fused: bool, precision: Precision) -> None:
-        at_once = fused or held.tensors["weight"].is_cuda
-        super().__init__(self._at_once if at_once else _one_by_one, held, gathers=at_once)
-        self._precision: kernels.Precision = of_convolutions(precision)
+    Args:
+        own: The tensors of the stage.
+        ops: The operations to use.
+    """
 
-    def prepare(self, images: Tensor) -> DataSet:
-        """Packed once, not at each step."""
-        weight, bias = self._tensors["weight"], self._tensors["bias"]
-        if not self.gathers or why_not_fused(images, weight, bias) is not None:
-            return images
-        return pack_images(images.detach(), weight.shape[-1], self._precision)
-
-    def _at_once(self, tensors: Tensors, x: Tensor | Examples) -> Tensor:
-        images, index = (x.images, x.index) if isinstance(x, Examples) else (x, None)
-        return conv_relu_pool(
-            images, tensors["weight"], tensors["bias"], index=index, precision=self._precision
+    def __init__(self, own: StageTensors, ops: Ops) -> None:
+        super().__init__(
+            lambda tensors, x: ops.conv_relu_pool(x, tensors["weight"], tensors["bias"]),
+            own,
+            reads_indices=ops.conv_reads_indices,
         )
+        self._ops = ops
+
+    def prepare(self, inputs: Tensor) -> PreparedInputs:
+        """Lay out a data set once, instead of at each step.
+
+        Args:
+            inputs: The images of the data set, (N, C, H, W).
+
+        Returns:
+            The images in the form that this stage reads.
+        """
+        return self._ops.prepare_images(inputs, self._tensors["weight"], self._tensors["bias"])
 
 
-def _one_by_one(tensors: Tensors, x: Tensor) -> Tensor:
-    """On a CPU grouped convolutions, and pooling with channels first, take several times longer."""
-    replicas = zip(x, tensors["weight"], tensors["bias"], strict=True)
-    return torch.stack([_channels_last(*replica) for replica in replicas]).movedim(-1, 2)
+def flatten_stage(own: StageTensors) -> Stage:
+    """Make a stage that flattens all axes of an example into one.
+
+    Args:
+        own: The tensors of the stage.
+
+    Returns:
+        The stage.
+    """
+    return Stage(lambda _, x: x.flatten(2), own)
 
 
-def _channels_last(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """One replica's convolution, ReLU and pooling, (B, H/2, W/2, C)."""
-    x = x.contiguous(memory_format=torch.channels_last)
-    y = F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2)
-    return F.max_pool2d(F.relu(y), 2).movedim(1, -1)
+def module_stage(layer: nn.Module, own: StageTensors) -> Stage:
+    """Make a stage of any module with `torch.func.vmap`.
 
+    Args:
+        layer: The module.
+        own: The tensors of the stage.
 
-def of_module(layer: nn.Module, held: Held) -> Stage:
-    """Any module, through `torch.func`."""
-    # One name for each place that holds a tensor: a tied one is held in several.
+    Returns:
+        The stage.
+    """
+    # One entry for each attribute that holds a tensor: a tied tensor has several.
     named = dict((*layer.named_parameters(), *layer.named_buffers()))
     first = {id(tensor): name for name, tensor in named.items()}
     places = {
@@ -228,4 +302,4 @@ def of_module(layer: nn.Module, held: Held) -> Stage:
         given = {place: tensors[name] for place, name in places.items()}
         return functional_call(layer, given, (x,), tie_weights=False)
 
-    return Stage(lambda tensors, x: vmap(one)(dict(tensors), x), held)
+    return Stage(lambda tensors, x: vmap(one)(dict(tensors), x), own)

@@ -1,9 +1,9 @@
-"""How a gradient becomes a step θ′ = θ − ηu, and what is measured on the way.
+"""Update rules: how a gradient becomes a step θ′ = θ − ηu, and which relation the step obeys.
 
-The pull u = −v′ is the paper's velocity after the step with its sign turned: so plain SGD pulls
-along the gradient itself, and no copy of it is made. Vectors are flat, with the parameters on the
-last axis; any leading axis (replicas) is kept. What a rule remembers lives in tensors that are
-written in place and never replaced, as a CUDA graph wants it.
+The direction u = −v′ is the velocity after the step with the opposite sign. Plain SGD therefore
+uses the gradient itself as its direction, without a copy. Vectors are flat, with the parameters on
+the last axis, and may have a leading axis of replicas. The state of a rule is kept in tensors that
+are modified in place and never replaced, as CUDA graphs require.
 """
 
 from __future__ import annotations
@@ -16,150 +16,227 @@ import torch
 from torch import Tensor
 
 from equilibrate import observables
-from equilibrate.observables import Observable, Snapshot, inner
+from equilibrate.observables import Observable, Snapshot
 
 Algorithm = Literal["sgd", "adam", "amsgrad"]
-Memory = Mapping[str, Tensor]
+RuleState = Mapping[str, Tensor]
+"""What an update rule keeps from step to step, by name."""
 
 
 def zeros(parameters: Tensor) -> Tensor:
-    """Zeros laid out as `parameters`; where its rows lie apart, between them and after the last."""
+    """Make zeros with the shape and strides of flat parameters.
+
+    Args:
+        parameters: Flat parameters, (P,) or (R, P). The rows may be padded.
+
+    Returns:
+        Zeros of the same shape and strides; the padding of the rows is zero too.
+    """
     if parameters.dim() == 1:
         return torch.zeros_like(parameters)
     replicas, size = parameters.shape
     return parameters.new_zeros((replicas, parameters.stride(0)))[:, :size]
 
 
-def aligned(parameters: Tensor) -> Tensor:
-    """A copy whose rows begin at multiples of 64 bytes: wider loads are faster."""
-    replicas, size = parameters.shape
-    return parameters.new_zeros(replicas, -(-size // 16) * 16)[:, :size].copy_(parameters)
-
-
 @dataclass(frozen=True)
 class SGD:
-    """v′ = μv − (1−ν)g, with v = 0 before the first step; its relation is FDR1′."""
+    """SGD as in the paper: v′ = μv − (1−ν)g, with v = 0 before the first step.
+
+    It obeys FDR1′.
+    """
 
     momentum: float = 0.0
+    """μ."""
     dampening: float = 0.0
+    """ν."""
     sides: tuple[Observable, Observable] = (observables.fdr1_left, observables.fdr1_right)
+    """Both sides of the relation."""
 
-    def memory(self, parameters: Tensor) -> dict[str, Tensor]:
-        """What the rule remembers from step to step, before the first."""
-        return {"pull": zeros(parameters)} if self.momentum else {}
+    def init_state(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Make the state before the first step.
 
-    def pull(self, gradient: Tensor, memory: Memory) -> Tensor:
-        """−v′, with the memory brought forward."""
+        Args:
+            parameters: Flat parameters, (…, P).
+
+        Returns:
+            The momentum buffer −v if there is momentum.
+        """
+        return {"momentum_buffer": zeros(parameters)} if self.momentum else {}
+
+    def direction(self, gradient: Tensor, state: RuleState) -> Tensor:
+        """Compute u = −v′ and update the state.
+
+        Args:
+            gradient: The gradient g with its L2 term, (…, P).
+            state: The state, which is modified in place.
+
+        Returns:
+            The direction u. It may share memory with `gradient` or `state`.
+        """
         if self.momentum:
-            return memory["pull"].mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
+            buffer = state["momentum_buffer"]
+            return buffer.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
         return gradient * (1 - self.dampening) if self.dampening else gradient
 
-    def snapshot(self, parameters: Tensor, gradient: Tensor, pull: Tensor, lr: Tensor) -> Snapshot:
-        """What the sides are read from; both are even in the velocity."""
-        return Snapshot(parameters, gradient, pull, lr, self.momentum, self.dampening)
+    def snapshot(
+        self, parameters: Tensor, gradient: Tensor, direction: Tensor, lr: Tensor
+    ) -> Snapshot:
+        """Collect what the sides of the relation are computed from.
+
+        Args:
+            parameters: The parameters before the step, (…, P).
+            gradient: The gradient with its L2 term, (…, P).
+            direction: The direction u, (…, P).
+            lr: The learning rate of each replica, (…).
+
+        Returns:
+            The snapshot, with u in place of v′: both sides are even in the velocity.
+        """
+        return Snapshot(parameters, gradient, direction, lr, self.momentum, self.dampening)
 
 
 @dataclass(frozen=True)
 class Adam:
-    """v′ = −m̂/(√ŝ + ε) with the usual defaults; its relation is the step form.
+    """Adam or AMSGrad with the usual defaults: v′ = −m̂/(√ŝ + ε).
 
-    m and s are running means of g and g², m̂ and ŝ the same freed of their bias towards zero;
-    AMSGrad has the largest s so far in the place of s.
+    m and s are running means of g and g², and m̂ and ŝ are their bias-corrected values. AMSGrad uses
+    the largest s so far instead of s. The rule obeys the step form of the relation.
     """
 
     amsgrad: bool = False
+    """Whether to use the largest s so far."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running means m and s."""
     epsilon: float = 1e-8
+    """ε."""
     sides: tuple[Observable, Observable] = (observables.step_left, observables.step_right)
+    """Both sides of the relation."""
 
-    def memory(self, parameters: Tensor) -> dict[str, Tensor]:
-        """What the rule remembers from step to step, before the first."""
+    def init_state(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Make the state before the first step.
+
+        Args:
+            parameters: Flat parameters, (…, P).
+
+        Returns:
+            The running means, and the powers (β₁ᵗ, β₂ᵗ) for the bias correction.
+        """
         names = ["mean", "square", "largest_square"] if self.amsgrad else ["mean", "square"]
         powers = parameters.new_ones((*parameters.shape[:-1], 2), dtype=torch.float64)
         return {**{name: zeros(parameters) for name in names}, "powers": powers}
 
-    def advance(self, memory: Memory) -> Tensor:
-        """(β₁ᵗ, β₂ᵗ), with t brought forward."""
-        powers = memory["powers"]
+    def advance_powers(self, state: RuleState) -> Tensor:
+        """Increase t by one in the powers (β₁ᵗ, β₂ᵗ).
+
+        Args:
+            state: The state, which is modified in place.
+
+        Returns:
+            The powers, (…, 2).
+        """
+        powers = state["powers"]
         powers[..., :1].mul_(self.betas[0])
         powers[..., 1:].mul_(self.betas[1])
         return powers
 
-    def pull(self, gradient: Tensor, memory: Memory) -> Tensor:
-        """−v′, with the memory brought forward."""
+    def direction(self, gradient: Tensor, state: RuleState) -> Tensor:
+        """Compute u = −v′ and update the state.
+
+        Args:
+            gradient: The gradient g with its L2 term, (…, P).
+            state: The state, which is modified in place.
+
+        Returns:
+            The direction u.
+        """
         first, second = self.betas
-        mean = memory["mean"].lerp_(gradient, 1 - first)
-        square = memory["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        mean = state["mean"].lerp_(gradient, 1 - first)
+        square = state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
         if self.amsgrad:
-            largest = memory["largest_square"]
+            largest = state["largest_square"]
             square = torch.maximum(largest, square, out=largest)
-        mean_bias, square_bias = (1 - self.advance(memory)).to(gradient.dtype).split(1, dim=-1)
+        powers = self.advance_powers(state)
+        mean_bias, square_bias = (1 - powers).to(gradient.dtype).split(1, dim=-1)
         root = square.sqrt().div_(square_bias.sqrt()).add_(self.epsilon)
         return (mean / mean_bias).div_(root)
 
-    def snapshot(self, parameters: Tensor, gradient: Tensor, pull: Tensor, lr: Tensor) -> Snapshot:
-        """What the sides are read from."""
-        return Snapshot(parameters, gradient, -pull, lr)
+    def snapshot(
+        self, parameters: Tensor, gradient: Tensor, direction: Tensor, lr: Tensor
+    ) -> Snapshot:
+        """Collect what the sides of the relation are computed from.
+
+        Args:
+            parameters: The parameters before the step, (…, P).
+            gradient: The gradient with its L2 term, (…, P).
+            direction: The direction u, (…, P).
+            lr: The learning rate of each replica, (…).
+
+        Returns:
+            The snapshot.
+        """
+        return Snapshot(parameters, gradient, -direction, lr)
 
 
-Rule = SGD | Adam
+UpdateRule = SGD | Adam
 
 
-def rule_of(algorithm: str, momentum: float, dampening: float) -> Rule:
-    """The rule of an algorithm; refuses numbers that it does not take.
+def make_update_rule(algorithm: str, momentum: float, dampening: float) -> UpdateRule:
+    """Make the update rule of an algorithm.
 
-    >>> rule_of("sgd", 0.9, 0.0).momentum
-    0.9
+    Args:
+        algorithm: "sgd", "adam" or "amsgrad".
+        momentum: μ of SGD.
+        dampening: ν of SGD.
+
+    Returns:
+        The update rule.
+
+    Raises:
+        ValueError: If the algorithm is not known or does not accept these numbers.
+
+    Example:
+        >>> make_update_rule("sgd", 0.9, 0.0).momentum
+        0.9
     """
     if algorithm == "sgd":
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
         if not dampening < 1:
             raise ValueError(
-                f"dampening must be below 1, got {dampening}: no gradient would reach the velocity"
+                f"dampening must be below 1, got {dampening}: with 1 the gradient would not "
+                "change the velocity"
             )
         return SGD(momentum, dampening)
     if algorithm not in ("adam", "amsgrad"):
         raise ValueError(f'algorithm must be "sgd", "adam" or "amsgrad", got {algorithm!r}')
     if momentum or dampening:
         raise ValueError(
-            f"algorithm={algorithm!r} takes no momentum or dampening, got {momentum}, {dampening}"
+            f"algorithm={algorithm!r} takes no momentum or dampening, got {momentum}, {dampening}: "
+            "leave them at 0"
         )
     return Adam(amsgrad=algorithm == "amsgrad")
 
 
-class Flat(NamedTuple):
-    """Flat tensors of some replicas, (…, P), with their learning rates (…)."""
+class FlatTensors(NamedTuple):
+    """Flat tensors of some replicas, (…, P), and their learning rates."""
 
     parameters: Tensor
+    """θ, (…, P)."""
     gradient: Tensor
-    """Of the loss without its L2 term; `update` adds that to it."""
+    """Gradient of the loss without its L2 term, (…, P). An update may add the L2 term to it."""
     lr: Tensor
-    memory: Memory
+    """Learning rates in float64, (…)."""
+    state: RuleState
+    """State of the update rule."""
 
-    def rows(self, rows: int | slice) -> Flat:
-        """Views of some of the replicas; of one alone it has no leading axis."""
-        memory = {name: tensor[rows] for name, tensor in self.memory.items()}
-        return Flat(self.parameters[rows], self.gradient[rows], self.lr[rows], memory)
+    def rows(self, rows: int | slice) -> FlatTensors:
+        """Make views of some of the replicas.
 
+        Args:
+            rows: One replica, or a slice of replicas.
 
-def update(flat: Flat, rule: Rule, weight_decay: float, loss: Tensor, row: Tensor) -> None:
-    """Make one step in place, and write what it measures into `row` (…, 4).
-
-    Columns: both sides of the rule's relation; the loss as given; v·g with the velocity before the
-    step, zero where the rule remembers none. The loss and `row` are in double precision.
-
-    >>> flat = Flat(torch.ones(2), torch.tensor([1.0, 0.0]), torch.tensor(0.5), {})
-    >>> row = torch.empty(4, dtype=torch.float64)
-    >>> update(flat, SGD(), 0.0, row.new_tensor(3.0), row)
-    >>> flat.parameters.tolist(), row.tolist()
-    ([0.5, 1.0], [1.0, 0.25, 3.0, 0.0])
-    """
-    flat.gradient.add_(flat.parameters, alpha=weight_decay)
-    before = flat.memory.get("pull")
-    work = torch.zeros_like(loss) if before is None else -inner(before, flat.gradient)
-    pull = rule.pull(flat.gradient, flat.memory)
-    snapshot = rule.snapshot(flat.parameters, flat.gradient, pull, flat.lr)
-    left, right = (side(snapshot) for side in rule.sides)
-    torch.stack([left, right, loss, work], dim=-1, out=row)
-    flat.parameters.addcmul_(pull, flat.lr.to(pull.dtype).unsqueeze(-1), value=-1)
+        Returns:
+            Views of these replicas; those of a single replica have no leading axis.
+        """
+        state = {name: tensor[rows] for name, tensor in self.state.items()}
+        return FlatTensors(self.parameters[rows], self.gradient[rows], self.lr[rows], state)

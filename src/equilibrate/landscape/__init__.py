@@ -1,22 +1,36 @@
-"""What costs a pass over the data or a Hessian-vector product: the shape of the loss landscape."""
+"""The loss landscape: full gradients, Hessian products, FDR2, and sweeps over learning rates.
 
-from equilibrate.landscape.fdr2 import Readings, SecondRelation, read_second_relation
+Everything here costs a pass over the data, a Hessian-vector product, or several training runs.
+`equilibrate.landscape.plot`, which needs matplotlib, is not imported here.
+"""
+
+from equilibrate.landscape.data import Batch, Data
+from equilibrate.landscape.fdr2 import FDR2Accumulator, FDR2Estimates, estimate_fdr2
 from equilibrate.landscape.fits import Departure, Fit, fit
-from equilibrate.landscape.surface import Landscape, Noise, NoiseCurvature, connected_scaling
-from equilibrate.landscape.sweeps import RateReading, Sweep, sweep
+from equilibrate.landscape.landscape import (
+    Landscape,
+    Loss,
+    Noise,
+    NoiseCurvature,
+    connected_scaling,
+)
+from equilibrate.landscape.sweeps import Sweep, SweepPoint, sweep
 
 __all__ = [
+    "Batch",
+    "Data",
     "Departure",
+    "FDR2Accumulator",
+    "FDR2Estimates",
     "Fit",
     "Landscape",
+    "Loss",
     "Noise",
     "NoiseCurvature",
-    "RateReading",
-    "Readings",
-    "SecondRelation",
     "Sweep",
+    "SweepPoint",
     "connected_scaling",
+    "estimate_fdr2",
     "fit",
-    "read_second_relation",
     "sweep",
 ]

@@ -1,4 +1,4 @@
-"""Losses of which a landscape reading would be wrong without anyone noticing."""
+"""Checks for losses that would give wrong results without an error."""
 
 from __future__ import annotations
 
@@ -8,19 +8,32 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equilibrate.landscape.examples import Batch
+from equilibrate.landscape.data import Batch
 
-_TOLERANCE = 1e-2
-"""Wide enough for reduced precision on a GPU, far below what BatchNorm or dropout do to a loss."""
-_ROUNDING = 1e-6
+_RELATIVE_TOLERANCE = 1e-2
+"""Larger than the errors of reduced precision on a GPU, smaller than the effects of BatchNorm or
+dropout on a loss."""
+_ABSOLUTE_TOLERANCE = 1e-6
 
 
-def refuse_losses_that_are_no_mean(loss: Callable[[Batch], Tensor], batch: Batch) -> None:
-    """Try the loss on a few examples: the same twice, and its halves' mean for the whole."""
+def require_mean_loss(loss: Callable[[Batch], Tensor], batch: Batch) -> None:
+    """Require that the loss of a batch is deterministic and is the mean over its examples.
+
+    The loss is evaluated twice on the batch and once on each of its halves. A batch with a single
+    example is not checked.
+
+    Args:
+        loss: Maps a batch to its loss.
+        batch: A few examples.
+
+    Raises:
+        ValueError: If the loss is not a scalar, changes from call to call, or differs from the mean
+            over the halves of the batch.
+    """
     half = len(batch[0]) // 2
     if half == 0:
         return
-    # Random layers draw from the global state, which is not ours to advance.
+    # Random layers draw from the global generator, which must not be advanced here.
     with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         both = batch[0][: 2 * half], batch[1][: 2 * half]
         first, second = ((t[:half], t[half:]) for t in both)
@@ -28,18 +41,22 @@ def refuse_losses_that_are_no_mean(loss: Callable[[Batch], Tensor], batch: Batch
         parts = loss((first[0], second[0])), loss((first[1], second[1]))
     if whole.ndim != 0:
         raise ValueError(
-            f"loss must return one number, the mean over the examples, got shape "
+            f"loss must return a scalar, the mean over the examples, got shape "
             f"{tuple(whole.shape)}: use reduction='mean'"
         )
     one, two, mean = whole.item(), again.item(), sum(p.item() for p in parts) / 2
-    if not math.isclose(one, two, rel_tol=_TOLERANCE, abs_tol=_ROUNDING):
+    if not _is_close(one, two):
         raise ValueError(
-            f"the loss of the same examples was {one:.6g} and then {two:.6g}: something in the "
-            "model is left to chance; call model.eval(), or switch it off"
+            f"the loss of the same examples was {one:.6g} and then {two:.6g}: the model must be "
+            "deterministic; call model.eval(), or remove its random layers"
         )
-    if not math.isclose(one, mean, rel_tol=_TOLERANCE, abs_tol=_ROUNDING):
+    if not _is_close(one, mean):
         raise ValueError(
             f"the loss of {2 * half} examples is {one:.6g}, but the mean over its halves is "
-            f"{mean:.6g}: it must be a mean over examples that do not see each other; use "
-            "reduction='mean' without class weights, and model.eval() where layers mix a batch"
+            f"{mean:.6g}: the loss must be a mean over independent examples; use reduction='mean' "
+            "without class weights, and model.eval() for layers that mix the examples of a batch"
         )
+
+
+def _is_close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_ABSOLUTE_TOLERANCE)

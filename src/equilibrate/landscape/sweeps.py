@@ -1,4 +1,4 @@
-"""G(η): the full-batch gradient square against the learning rate, over an ensemble of seeds."""
+"""Measure G(η), the mean square of the full-batch gradient, at several learning rates."""
 
 from __future__ import annotations
 
@@ -8,61 +8,68 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from equilibrate import estimates
 from equilibrate.ensemble import Ensemble, Sampling
 from equilibrate.estimates import Estimate
-from equilibrate.landscape.examples import Batch
-from equilibrate.landscape.surface import Loss
+from equilibrate.landscape.data import Batch
+from equilibrate.landscape.landscape import Loss
 from equilibrate.observables import fdr1_coefficient
 
 SweepProgress = Callable[[float, int, float], object]
-"""Told after each epoch: the learning rate, the epochs done at it, and L̄/R̄ − 1 over them."""
+"""Called after each epoch with the learning rate, the number of epochs at this rate, and L̄/R̄ − 1
+over the second half of them."""
 
-_FEWEST = 8
-"""Epochs below which no quarter of a run is worth a verdict."""
+_MIN_EPOCHS = 8
+"""Smallest number of epochs whose quarters are tested for stationarity."""
 
 
 @dataclass(frozen=True, slots=True)
-class RateReading:
-    """What an ensemble measured at one learning rate, a number for each seed."""
+class SweepPoint:
+    """The measurement at one learning rate, with one value for each seed."""
 
     lr: float
-    second_left: tuple[float, ...]
-    """(1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩, the paper's O_FB; G(η) without momentum."""
+    """Learning rate η."""
+    fdr2_left: tuple[float, ...]
+    """(1−ν)⟨(∇f)²⟩ − μ⟨v·∇f⟩, the paper's O_FB, which is G(η) without momentum."""
     noise_trace: tuple[float, ...]
     """⟨Tr C̃⟩."""
     residual: float
-    """L̄/R̄ − 1 of FDR1 over the epochs measured, all seeds together."""
-    waited: int
-    """Epochs before the measurement."""
-    measured: int
-    """Epochs of the measurement, a full-batch gradient at the end of each."""
+    """L̄/R̄ − 1 of FDR1 over the measured epochs, for all seeds together."""
+    epochs_waited: int
+    """Number of epochs before the measurement."""
+    epochs_measured: int
+    """Number of epochs of the measurement, each with a full-batch gradient at its end."""
     equilibrated: bool
-    """Whether FDR1 held before the measurement began, or was not waited for."""
+    """Whether FDR1 held before the measurement; True if the number of epochs was fixed."""
 
     @property
     def estimate(self) -> Estimate:
-        """O_FB with the error from the spread among seeds."""
-        return estimates.mean(torch.tensor([self.second_left]))
+        """The mean of `fdr2_left` over the seeds, with an error bar from their spread."""
+        return estimates.mean(torch.tensor([self.fdr2_left]))
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Readings at several learning rates, from the smallest to the largest, and their settings."""
+    """Measurements at several learning rates, in increasing order, and their settings."""
 
-    rates: tuple[RateReading, ...]
+    points: tuple[SweepPoint, ...]
+    """One point for each learning rate."""
     momentum: float
+    """Momentum μ."""
     dampening: float
+    """Dampening ν."""
     sampling: Sampling
-    batches: int
-    """M, mini-batches an epoch."""
-    tolerance: float
+    """How mini-batches were drawn."""
+    steps_per_epoch: int
+    """M, the number of mini-batches in an epoch."""
+    threshold: float
+    """Largest |L̄/R̄ − 1| at which FDR1 counts as satisfied."""
 
 
 def sweep(
-    build: Callable[[int], nn.Module],
+    build_model: Callable[[int], nn.Module],
+    loss: Loss,
     data: Batch,
     *,
     lrs: Sequence[float],
@@ -71,53 +78,77 @@ def sweep(
     momentum: float = 0.0,
     dampening: float = 0.0,
     weight_decay: float = 0.0,
-    loss: Loss = cross_entropy,
     sampling: Sampling = "independent",
-    tolerance: float = 0.02,
+    threshold: float = 0.02,
     max_epochs: int = 2000,
-    measure: int = 20,
+    min_measured_epochs: int = 20,
     epochs: int | None = None,
     device: torch.device | str = "cpu",
     progress: SweepProgress | None = None,
-    finished: Callable[[RateReading], None] = lambda reading: None,
+    on_point: Callable[[SweepPoint], object] | None = None,
 ) -> Sweep:
-    """Measure G(η) at each of `lrs`, for each of `seeds`, in one `Ensemble`.
+    """Measure G(η) at several learning rates for several seeds, in one `Ensemble`.
 
-    `build(seed)` makes a model and `data` is (inputs, targets). The rates are gone through from the
-    largest to the smallest, each from where the one before ended. At each, FDR1 is waited for:
-    until L̄/R̄ − 1 of all seeds together is within `tolerance` over the third and over the last
-    quarter of the epochs at this rate (two windows, since a norm that turns around fools one), or
-    `max_epochs` are over. Then it is measured for as many epochs again, and at least `measure`.
-    With `epochs` there is no waiting: that many are run at each rate, as in the paper, and the
-    later half of them is measured.
+    The learning rates are measured from the largest to the smallest, each starting from the final
+    state of the one before. At each rate the sweep first waits until FDR1 holds: L̄/R̄ − 1 of all
+    seeds together must be within `threshold` over the third and over the last quarter of the epochs
+    at this rate. Two windows are tested because a norm that changes direction can satisfy FDR1 in
+    one window by accident. Then the measurement takes as many epochs again.
 
-    `progress` is told of every epoch and `finished` of every rate as soon as it is measured.
+    Args:
+        build_model: Builds the model for a seed.
+        loss: Maps (outputs, targets) to the mean loss over the examples.
+        data: (inputs, targets).
+        lrs: Learning rates η, at least two.
+        seeds: Seeds of the replicas, at least two.
+        batch_size: Number of examples in a mini-batch.
+        momentum: Momentum μ.
+        dampening: Dampening ν.
+        weight_decay: λ of the L2 term.
+        sampling: `"independent"` batches give G without the bias of reshuffled epochs.
+            `"shuffled"` is the paper's protocol; `fit` then corrects the bias approximately.
+        threshold: Largest |L̄/R̄ − 1| at which FDR1 counts as satisfied.
+        max_epochs: Maximum number of epochs to wait at each rate.
+        min_measured_epochs: Minimum number of measured epochs at each rate.
+        epochs: If given, run this number of epochs at each rate without waiting, as in the paper,
+            and measure over the second half of them.
+        device: Device of the ensemble.
+        progress: Called after each epoch with the learning rate, the number of epochs at this rate,
+            and L̄/R̄ − 1.
+        on_point: Called with each point as soon as it is measured.
 
-    `sampling="independent"` gives G without the bias of reshuffled epochs; `"shuffled"` is the
-    paper's protocol, for which `fit` corrects as far as it can.
+    Returns:
+        One point for each learning rate.
 
-    >>> data = torch.randn(60, 3), torch.arange(60) % 2
-    >>> found = sweep(lambda seed: nn.Linear(3, 2), data, lrs=[0.1, 0.2], batch_size=10, epochs=4)
-    >>> [(rate.lr, len(rate.second_left), rate.measured) for rate in found.rates]
-    [(0.1, 4, 2), (0.2, 4, 2)]
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> from torch.nn.functional import cross_entropy
+        >>> def build_model(seed):
+        ...     return nn.Linear(3, 2)
+        >>> data = torch.randn(60, 3), torch.arange(60) % 2
+        >>> found = sweep(build_model, cross_entropy, data, lrs=[0.1, 0.2], batch_size=10, epochs=4)
+        >>> [(point.lr, len(point.fdr2_left), point.epochs_measured) for point in found.points]
+        [(0.1, 4, 2), (0.2, 4, 2)]
     """
     ordered = sorted(set(lrs), reverse=True)
     if len(ordered) < 2:
-        raise ValueError(f"lrs must hold at least two learning rates, got {list(lrs)}")
+        raise ValueError(f"lrs must contain at least two learning rates, got {list(lrs)}")
     if not all(lr > 0 and math.isfinite(lr) for lr in ordered):
         raise ValueError(f"lrs must be positive and finite, got {list(lrs)}")
     if len(seeds) < 2:
-        raise ValueError(f"seeds must be at least two for there to be error bars, got {seeds}")
-    if not tolerance > 0:
-        raise ValueError(f"tolerance must be positive, such as 0.02, got {tolerance}")
-    least = _FEWEST if epochs is None else 2
-    longest = max_epochs if epochs is None else epochs
-    if longest < least:
-        name = "max_epochs" if epochs is None else "epochs"
-        raise ValueError(f"{name} must be at least {least}, got {longest}")
+        raise ValueError(f"seeds must be at least two to compute error bars, got {seeds}")
+    if not threshold > 0:
+        raise ValueError(f"threshold must be positive, for example 0.02, got {threshold}")
+    if epochs is None and max_epochs < _MIN_EPOCHS:
+        raise ValueError(f"max_epochs must be at least {_MIN_EPOCHS}, got {max_epochs}")
+    if epochs is not None and epochs < 2:
+        raise ValueError(f"epochs must be at least 2, got {epochs}")
     ensemble = Ensemble(
-        [build(seed) for seed in seeds],
-        *data,
+        [build_model(seed) for seed in seeds],
+        loss,
+        data,
         seeds=seeds,
         lr=ordered[0],
         batch_size=batch_size,
@@ -126,62 +157,75 @@ def sweep(
         weight_decay=weight_decay,
         sampling=sampling,
         device=device,
-        loss=loss,
     )
-    readings: list[RateReading] = []
+    points: list[SweepPoint] = []
     for lr in ordered:
         ensemble.lr = lr
-        run = _AtOneRate(ensemble, progress)
+        run = _ConstantRateRun(ensemble, progress)
         if epochs is None:
-            held = run.wait(tolerance, max_epochs)
-            readings.append(run.measure(max(measure, len(run.left)), held))
+            equilibrated = run.wait(threshold, max_epochs)
+            measured = max(min_measured_epochs, run.epochs)
         else:
-            run.go(epochs // 2)
-            readings.append(run.measure(epochs - epochs // 2, equilibrated=True))
-        finished(readings[-1])
-    batches = ensemble.steps_per_epoch
-    return Sweep(tuple(reversed(readings)), momentum, dampening, sampling, batches, tolerance)
+            run.train(epochs // 2)
+            equilibrated, measured = True, epochs - epochs // 2
+        points.append(run.measure(measured, equilibrated))
+        if on_point is not None:
+            on_point(points[-1])
+    return Sweep(
+        tuple(reversed(points)),
+        momentum,
+        dampening,
+        sampling,
+        ensemble.steps_per_epoch,
+        threshold,
+    )
 
 
-class _AtOneRate:
-    """The epochs of an ensemble at one learning rate: means over each, for each replica."""
+class _ConstantRateRun:
+    """The epochs of an ensemble at one learning rate, with the means over each of them."""
 
     def __init__(self, ensemble: Ensemble, progress: SweepProgress | None) -> None:
         self._ensemble = ensemble
         self._progress = progress
-        self.left: list[Tensor] = []
+        # One tensor for each epoch, one value for each replica.
+        self._left: list[Tensor] = []
         self._right: list[Tensor] = []
         self._velocity_gradient: list[Tensor] = []
 
-    def wait(self, tolerance: float, longest: int) -> bool:
-        """Run until FDR1 holds over two quarters in a row; whether it did in time."""
-        while len(self.left) < longest:
-            self.go(1)
-            quarter = len(self.left) // 4
+    @property
+    def epochs(self) -> int:
+        """Number of epochs so far."""
+        return len(self._left)
+
+    def wait(self, threshold: float, max_epochs: int) -> bool:
+        """Return whether FDR1 held over two successive quarters of the run, after waiting."""
+        while self.epochs < max_epochs:
+            self.train(1)
+            quarter = self.epochs // 4
             windows = slice(-2 * quarter, -quarter), slice(-quarter, None)
-            if len(self.left) >= _FEWEST and all(
-                abs(self._residual(window)) < tolerance for window in windows
+            if self.epochs >= _MIN_EPOCHS and all(
+                abs(self._residual(window)) < threshold for window in windows
             ):
                 return True
         return False
 
-    def go(self, epochs: int) -> None:
+    def train(self, epochs: int) -> None:
         """Run some epochs."""
         for _ in range(epochs):
             epoch = self._ensemble.run_epoch()
-            self.left.append(epoch.left.mean(0))
+            self._left.append(epoch.left.mean(0))
             self._right.append(epoch.right.mean(0))
             self._velocity_gradient.append(epoch.velocity_gradient.mean(0))
             if self._progress is not None:
-                done = len(self.left)
-                self._progress(epoch.lr[0], done, self._residual(slice(done // 2, None)))
+                second_half = slice(self.epochs // 2, None)
+                self._progress(epoch.lr[0], self.epochs, self._residual(second_half))
 
-    def measure(self, epochs: int, equilibrated: bool) -> RateReading:
-        """Run some epochs with a full-batch gradient at the end of each, and read them."""
-        waited = len(self.left)
+    def measure(self, epochs: int, equilibrated: bool) -> SweepPoint:
+        """Return the measurement over further epochs, with a full-batch gradient after each."""
+        waited = self.epochs
         squares: list[Tensor] = []
         for _ in range(epochs):
-            self.go(1)
+            self.train(1)
             square = self._ensemble.full_gradient_square()
             squares.append(torch.tensor(square, dtype=torch.float64))
         e, window = self._ensemble, slice(waited, None)
@@ -191,9 +235,9 @@ class _AtOneRate:
         speed = torch.stack(self._right[window]).mean(0) / fdr1_coefficient(
             lr, e.momentum, e.dampening
         )
-        # Appendix A (redundant1), traced and solved for C̃.
+        # The trace of (redundant1) in appendix A, solved for C̃.
         noise = ((1 - e.momentum**2) * speed + 2 * e.momentum * keep * push) / keep**2
-        return RateReading(
+        return SweepPoint(
             lr,
             tuple((keep * full - e.momentum * push).tolist()),
             tuple(noise.tolist()),
@@ -204,6 +248,6 @@ class _AtOneRate:
         )
 
     def _residual(self, window: slice) -> float:
-        """L̄/R̄ − 1 of all replicas together."""
-        left, right = (torch.stack(side[window]).mean() for side in (self.left, self._right))
+        """Return L̄/R̄ − 1 of all replicas together."""
+        left, right = (torch.stack(side[window]).mean() for side in (self._left, self._right))
         return (left / right - 1).item()

@@ -1,1 +1,1 @@
-"""The paper, runnable: data, models, protocols, figures, claims."""
+"""A reproduction of the paper: its data, protocol, runs, analysis and figures."""

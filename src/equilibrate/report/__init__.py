@@ -1,1 +1,1 @@
-"""Figures and HTML pages made from recorded rows."""
+"""Figures, tables and HTML pages made from recorded rows and judged claims."""

@@ -1,4 +1,4 @@
-"""Rows of a record drawn with matplotlib; nothing here trains or measures."""
+"""Figures drawn from the rows of a record with matplotlib."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ LEFT, RIGHT, LOSS, RATE = "#0b5394", "#e69138", "#38761d", "#333333"
 
 
 def training(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
-    """Loss, both sides of FDR1 with the moments of lowering, and the learning rate.
+    """Draw the loss, both sides of FDR1 and the learning rate of a training run.
 
-    Rows need `epoch`, `loss`, `left`, `right`, `lr` (that of the epoch, or one for each parameter
-    group) and `lowered`.
+    Vertical lines mark the epochs after which the learning rate was lowered.
 
     >>> rows = [
     ...     {"epoch": 1, "loss": 2.0, "left": -1.0, "right": 0.5, "lr": 0.1, "lowered": False},
@@ -26,6 +25,14 @@ def training(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
     ... ]
     >>> [axes.get_ylabel() for axes in training(rows).axes]
     ['loss', 'half-running averages', 'learning rate η']
+
+    Args:
+        rows: One mapping per epoch with the keys `epoch`, `loss`, `left`, `right`, `lr` (a number,
+            or one for each parameter group) and `lowered`. None leaves a gap in a curve.
+        title: Title of the figure.
+
+    Returns:
+        The figure.
     """
     figure = Figure(figsize=(7, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -67,7 +74,15 @@ def training(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
 
 
 def save(figure: Figure, path: Path | str) -> Path:
-    """Write a figure; the ending of the path says in which format."""
+    """Write a figure to a file, in the format of the file's suffix.
+
+    Args:
+        figure: The figure.
+        path: The file to write; its folder is created if necessary.
+
+    Returns:
+        The path that was written.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -79,12 +94,12 @@ def _column(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
-    """What is undefined leaves a gap."""
+    """Return the values with None replaced by nan, which leaves a gap in a curve."""
     return [math.nan if value is None else value for value in values]
 
 
 def _focus(axes: Axes, values: Sequence[float]) -> None:
-    """Show where the two sides meet; the first epochs, far off, may leave the picture."""
+    """Limit the vertical axis to the bulk of the values; the first epochs may lie outside."""
     finite = sorted(value for value in values if math.isfinite(value))
     if finite:
         low, high = finite[len(finite) // 20], finite[-1 - len(finite) // 20]

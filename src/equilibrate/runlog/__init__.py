@@ -1,1 +1,1 @@
-"""Records, checkpoints and provenance of training runs."""
+"""Records, checkpoints, locks and provenance of training runs."""

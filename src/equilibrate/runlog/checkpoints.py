@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: a kill while one is written leaves the one before."""
+"""Checkpoints that are complete or absent: a kill during saving leaves the previous one intact."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from typing import Any
 
 import torch
 
-_DAMAGE = (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError)
+_READ_ERRORS = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    EOFError,
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+)
 
 
 class CheckpointError(Exception):
-    """No checkpoint that can be read, and what to do about it."""
+    """No checkpoint can be read. The message says what to do."""
 
 
 def save(path: Path | str, state: dict[str, Any]) -> None:
-    """Write `state` under `path`, keeping what was there as `path.previous`.
+    """Save `state` to `path` and keep the checkpoint before it as `path.previous`.
 
-    The file is written beside, flushed to the disk, and only then given its name. What `torch.load`
-    would refuse by default is refused here, before a run depends on it.
+    The state is written to a temporary file, flushed to the disk and then renamed, so that `path`
+    is complete at any moment.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.pt"
@@ -32,6 +39,13 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
     {'epoch': 2}
     >>> load(path.with_name("run.pt.previous"))
     {'epoch': 1}
+
+    Args:
+        path: The file to write. Missing folders are created.
+        state: Tensors, numbers, strings, and lists and dicts of them.
+
+    Raises:
+        TypeError: If `state` contains objects that `torch.load` does not load by default.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,12 +54,12 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    refused = torch.serialization.get_unsafe_globals_in_checkpoint(partial)
-    if refused:
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(partial)
+    if unsafe:
         partial.unlink()
         raise TypeError(
-            f"state holds {', '.join(sorted(refused))}, which torch.load refuses by default: put "
-            "tensors, numbers and strings into it, such as state_dict() and vars(arguments)"
+            f"state contains {', '.join(sorted(unsafe))}, which torch.load does not load by "
+            "default: use tensors, numbers and strings, such as state_dict() and vars(arguments)"
         )
     if path.exists():
         os.replace(path, _previous(path))
@@ -53,9 +67,18 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
 
 
 def load(path: Path | str) -> dict[str, Any] | None:
-    """The newest whole checkpoint under `path`, or None where there never was one.
+    """Load the newest intact checkpoint of `path`.
 
-    A damaged one is named in a warning and the one before it is used.
+    If the newest is damaged, a warning names it and the previous one is loaded.
+
+    Args:
+        path: The path that was given to `save`.
+
+    Returns:
+        The saved state, or None if there is no checkpoint.
+
+    Raises:
+        CheckpointError: If there are checkpoints but all of them are damaged.
     """
     path = Path(path)
     candidates = [p for p in (path, _previous(path)) if p.exists()]
@@ -63,21 +86,25 @@ def load(path: Path | str) -> dict[str, Any] | None:
     for candidate in candidates:
         try:
             state = _read(candidate)
-        except _DAMAGE as error:
+        except _READ_ERRORS as error:
             damage.append(f"{candidate} is damaged ({error})")
             continue
         if damage:
-            warnings.warn(f"{'; '.join(damage)}: going on from {candidate}", stacklevel=2)
+            warnings.warn(f"{'; '.join(damage)}: using {candidate} instead", stacklevel=2)
         return state
     if damage:
-        raise CheckpointError(f"{'; '.join(damage)}: no earlier one is left, start the run again")
+        raise CheckpointError(f"{'; '.join(damage)}: no intact checkpoint is left, restart the run")
     return None
 
 
 def remove(path: Path | str) -> None:
-    """Take away what is under `path`, and the one before it."""
-    for kept in (_previous(Path(path)), Path(path)):
-        kept.unlink(missing_ok=True)
+    """Remove the checkpoint `path` and the previous one, if they exist.
+
+    Args:
+        path: The path that was given to `save`.
+    """
+    for file in (_previous(Path(path)), Path(path)):
+        file.unlink(missing_ok=True)
 
 
 def _previous(path: Path) -> Path:
@@ -85,8 +112,8 @@ def _previous(path: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums, zipfile does
-        bad = archive.testzip()
-    if bad is not None:
-        raise ValueError(f"checksum of {bad} is wrong")
+    with zipfile.ZipFile(path) as archive:  # torch does not verify the checksums, zipfile does
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"wrong checksum of {damaged}")
     return torch.load(path, weights_only=True)

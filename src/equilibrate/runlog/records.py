@@ -1,52 +1,51 @@
-"""Append-only JSONL records that survive a kill at any moment (checkpoints are in `checkpoints`).
+"""Append-only JSONL records that survive a kill at any moment.
 
-The first row tells what was run and where; each further row is one `write`.
+The first line of a file is its header: the configuration and the environment of the run. Each
+further line is one row.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import math
 import os
-import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
-import numpy
-import torch
-
-import equilibrate
 from equilibrate.runlog import provenance
 
 Row = dict[str, Any]
+_REMOVE = "remove it and run again"
 
 
 class RecordError(Exception):
-    """A record that cannot be made, written or read, and what to do about it."""
+    """A record that cannot be created, written or read. The message says how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
-    """A finished or interrupted run as it stands in its file."""
+class Header:
+    """The first line of a record file."""
 
     config: dict[str, Any]
+    """The settings of the run."""
     environment: dict[str, Any]
+    """The versions, machine and time of the run; see `provenance.environment`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records(Header):
+    """The contents of a record file, of a finished or an interrupted run."""
+
     rows: list[Row]
+    """The rows in the order in which they were written."""
 
 
 class Writer:
-    """Writes rows to a JSONL file, each in one piece.
+    """Writes rows to a JSONL file.
 
-    `mode="new"` refuses to overwrite; `"overwrite"` starts the file again; `"resume"` goes on in
-    it, if it was made with the same `config`, after its first `keep` rows (all by default), so that
-    a run resumed from a checkpoint leaves the same file as one never stopped. A missing folder is
-    made. Numbers that are not finite are written as null. A `with` that fails before the first row
-    leaves no file.
+    Numbers that are not finite are written as null. If a `with` block fails before the first row
+    is written, the file is removed.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run" / "train.jsonl"
@@ -54,6 +53,20 @@ class Writer:
     ...     writer.write({"epoch": 1, "loss": 0.5})
     >>> read(path).rows
     [{'epoch': 1, 'loss': 0.5}]
+
+    Args:
+        path: The file to write. Missing folders are created.
+        config: The settings of the run, stored in the header.
+        mode: `"new"` raises an error if the file exists. `"overwrite"` replaces it. `"resume"`
+            continues it if it has the same `config`, and creates it if it is missing.
+        keep: Number of rows to keep when resuming; later rows are removed. The default keeps all.
+            With the number of rows at the last checkpoint, a resumed run writes the same file as
+            an uninterrupted one.
+
+    Raises:
+        ValueError: If `mode` is not one of the above.
+        RecordError: If the file exists in mode `"new"`, was written with another `config`, has
+            fewer than `keep` rows, or cannot be written.
     """
 
     def __init__(
@@ -65,161 +78,172 @@ class Writer:
         keep: int | None = None,
     ) -> None:
         self.path = Path(path)
+        self.count = 0
+        """Number of rows in the file."""
         if mode not in ("new", "resume", "overwrite"):
             raise ValueError(f"mode must be 'new', 'resume' or 'overwrite', got {mode!r}")
         if mode == "new" and self.path.exists():
             raise RecordError(
-                f"{self.path} holds an earlier run: resume it, overwrite it, or choose another "
-                "folder"
+                f"{self.path} already exists: resume it, overwrite it, or choose another folder"
             )
         self._file = _open(self.path)
-        self.count = 0
         try:
-            if mode == "resume" and (keep or os.fstat(self._file).st_size):
-                self._take_up(config, keep)
+            if mode == "resume" and (keep or self._file.tell()):
+                self._resume(config, keep)
             else:
-                os.ftruncate(self._file, 0)
-                self._append({"config": config, "environment": environment()})
+                self._file.truncate(0)
+                self._append({"config": config, "environment": provenance.environment()})
         except BaseException:
             self.close()
             raise
 
     def write(self, row: Row) -> None:
-        """Append one row. Once this returns, killing the process does not lose it."""
+        """Append one row. Once this returns, killing the process does not lose the row.
+
+        A row that is not JSON raises a TypeError, a full disk a `RecordError`. In both cases the
+        rows before it stay intact.
+
+        Args:
+            row: A dict of numbers, strings, lists and dicts.
+        """
         self._append(row)
         self.count += 1
 
     def sync(self) -> None:
-        """Have the disk hold all rows, so that not even a power cut loses them."""
-        os.fsync(self._file)
+        """Flush all rows to the disk, so that they also survive a power failure."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._file)
+        self._file.close()
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
-        if kind is not None and not self.count:  # nothing that would have to be overwritten
+        if kind is not None and not self.count:  # an empty record would only have to be overwritten
             self.path.unlink()
 
-    def _take_up(self, config: dict[str, Any], keep: int | None) -> None:
+    def _resume(self, config: dict[str, Any], keep: int | None) -> None:
+        # Check that the file belongs to this run, and remove the rows after the first `keep`.
         data = self.path.read_bytes()
-        lines = _whole_lines(data)
+        lines = _complete_lines(data)
         written = json.loads(lines[0])["config"] if lines else None
-        if data and written != _plain(config):
+        if data and written != _to_json(config):
             raise RecordError(
-                f"{self.path} was made with other settings ({_difference(written, config)}): "
-                "give the same ones to resume, or overwrite it"
+                f"{self.path} was written with other settings ({_difference(written, config)}): "
+                "resume with the same settings, or overwrite it"
             )
         rows = max(0, len(lines) - 1)
         self.count = rows if keep is None else keep
         if rows < self.count:
             raise RecordError(
-                f"{self.path} holds {rows} rows, the checkpoint counts {keep}: they do not belong "
-                "together; overwrite the run"
+                f"{self.path} has {rows} rows, but the checkpoint was saved after {keep} rows: "
+                "they belong to different runs; overwrite the run"
             )
-        end = sum(len(line) + 1 for line in lines[: 1 + self.count])
-        os.ftruncate(self._file, end)
-        os.lseek(self._file, end, os.SEEK_SET)
+        self._file.truncate(sum(len(line) + 1 for line in lines[: 1 + self.count]))
 
     def _append(self, row: Row) -> None:
-        data = _line(row)
-        start = os.lseek(self._file, 0, os.SEEK_CUR)
+        data = _encode(row)
+        start = self._file.seek(0, os.SEEK_END)
         try:
-            while data:  # a disk that fills up takes a part, and then says so
-                data = data[os.write(self._file, data) :]
+            while data:  # a disk that is almost full accepts a part and fails at the next call
+                data = data[self._file.write(data) :]
         except OSError as error:
-            os.ftruncate(self._file, start)
-            os.lseek(self._file, start, os.SEEK_SET)
+            self._file.truncate(start)
             raise RecordError(
                 f"cannot write to {self.path} ({error.strerror}); its {self.count} rows are safe: "
-                "make room and resume"
+                "free some space and resume"
             ) from error
 
 
 def read(path: Path | str) -> Records:
-    """Read a record file; a last row torn by a kill is left out."""
+    """Read a record file. A last row that is incomplete because of a kill is ignored.
+
+    A file that does not exist or is not a record raises a `RecordError`.
+
+    Args:
+        path: The file to read.
+
+    Returns:
+        Its header and its rows.
+    """
+    lines = _complete_lines(_existing(path).read_bytes())
+    header, *rows = (_parse(path, line) for line in lines or [b""])
+    return Records(*_header_fields(path, header), rows)
+
+
+def read_header(path: Path | str) -> Header:
+    """Read the header of a record file without reading its rows.
+
+    A file that does not exist or is not a record raises a `RecordError`.
+
+    Args:
+        path: The file to read.
+
+    Returns:
+        The configuration and the environment of the run.
+    """
+    with open(_existing(path), "rb") as file:
+        line = file.readline()
+    return Header(*_header_fields(path, _parse(path, line)))
+
+
+def _existing(path: Path | str) -> Path:
     path = Path(path)
     if not path.exists():
         raise RecordError(f"{path} does not exist: run the experiment first")
-    lines = _whole_lines(path.read_bytes())
+    return path
+
+
+def _parse(path: Path | str, line: bytes) -> Any:
     try:
-        header, *rows = [json.loads(line) for line in lines]
-        return Records(header["config"], header["environment"], rows)
-    except (ValueError, KeyError, TypeError) as error:
+        return json.loads(line)
+    except ValueError as error:
+        raise RecordError(f"{path} is not a record of equilibrate ({error}): {_REMOVE}") from error
+
+
+def _header_fields(path: Path | str, header: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    if not (isinstance(header, dict) and {"config", "environment"} <= header.keys()):
         raise RecordError(
-            f"{path} is not a record of equilibrate ({type(error).__name__}: {error}): "
-            "remove it and run again"
-        ) from error
+            f"{path} is not a record of equilibrate (its first line has no config and "
+            f"environment): {_REMOVE}"
+        )
+    return header["config"], header["environment"]
 
 
-def environment() -> dict[str, Any]:
-    """Where and with what a run was made."""
-    return {
-        "equilibrate": equilibrate.__version__,
-        "commit": provenance.commit(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-@contextlib.contextmanager
-def lock(folder: Path | str) -> Iterator[None]:
-    """Hold a folder for one run; a second is refused. A killed process lets go by itself."""
-    file = _open(Path(folder) / ".lock")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(file)
-        raise RecordError(
-            f"another run is writing to {folder}: wait for it, or choose another folder"
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(file)
-
-
-def _open(path: Path) -> int:
-    """Open for reading and writing, making the folder and file where they are missing."""
+def _open(path: Path) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        return open(path, "ab", buffering=0)  # a row is in the file when write() returns
     except OSError as error:
         raise RecordError(
-            f"cannot write to {path} ({error.strerror}): choose a folder that can be written to"
+            f"cannot write to {path} ({error.strerror}): choose a folder you can write to"
         ) from error
 
 
-def _whole_lines(data: bytes) -> list[bytes]:
+def _complete_lines(data: bytes) -> list[bytes]:
     return data.split(b"\n")[:-1]
 
 
-def _line(row: Row) -> bytes:
+def _encode(row: Row) -> bytes:
     try:
-        return json.dumps(_plain(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        return json.dumps(_to_json(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except TypeError as error:
-        kinds = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in row.items())
+        types = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in row.items())
         raise TypeError(
-            f"a row cannot be written as JSON ({error}); it has {kinds}: pass numbers and strings, "
-            "such as loss.item() and str(path)"
+            f"the row cannot be written as JSON ({error}); it has {types}: pass numbers and "
+            "strings, such as loss.item() and str(path)"
         ) from error
 
 
-def _plain(value: Any) -> Any:
-    """JSON's own types; null for what is not a finite number."""
+def _to_json(value: Any) -> Any:
+    """Return JSON's own types, with None for numbers that are not finite."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_to_json(v) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
@@ -227,7 +251,7 @@ def _plain(value: Any) -> Any:
 
 def _difference(written: dict[str, Any] | None, config: dict[str, Any]) -> str:
     if written is None:
-        return "no whole header"
-    now = _plain(config)
+        return "its header is incomplete"
+    now = _to_json(config)
     keys = [k for k in {**written, **now} if written.get(k) != now.get(k)]
-    return ", ".join(f"{k}: {written.get(k)!r} there, {now.get(k)!r} here" for k in keys)
+    return ", ".join(f"{k}: {written.get(k)!r} in the file, {now.get(k)!r} now" for k in keys)

@@ -1,4 +1,4 @@
-"""Records as arrays: treads of any staircase, and runs that were made in parts."""
+"""Records as arrays: phases of constant learning rate, and runs that were made in parts."""
 
 from dataclasses import replace
 
@@ -22,30 +22,30 @@ def load(folder):
     return results.load(folder / "records")
 
 
-def test_single_treads_side_by_side_are_treads_too(tmp_path):
+def test_each_constant_arm_is_a_phase(tmp_path):
     run = PAPER["mlp-unbiased"]
     write(run, tmp_path, {"landscape": value})
-    treads = load(tmp_path)["mlp-unbiased"].treads()
-    assert [(tread.arm, tread.lr) for tread in treads] == [
+    phases = load(tmp_path)["mlp-unbiased"].phases()
+    assert [(phase.arm, phase.lr) for phase in phases] == [
         (f"η={lr:g}", lr) for lr in (0.05, 0.02, 0.01, 0.005, 0.003)
     ]
-    for tread in treads:
-        assert tread.finished
-        assert tread.last("landscape").tolist() == [
-            value(0, tread.lr, tread.arm, seed) for seed in run.seeds
+    for phase in phases:
+        assert phase.finished
+        assert phase.last("landscape").tolist() == [
+            value(0, phase.lr, phase.arm, seed) for seed in run.seeds
         ]
 
 
-def test_adaptive_arms_have_no_treads(tmp_path):
+def test_adaptive_arms_have_no_phases(tmp_path):
     write(PAPER["mlp-schedules"], tmp_path, {"left": value})
-    treads = load(tmp_path)["mlp-schedules"].treads()
-    assert [(tread.arm, tread.start) for tread in treads] == [
+    phases = load(tmp_path)["mlp-schedules"].phases()
+    assert [(phase.arm, phase.start) for phase in phases] == [
         ("preset", start) for start in (0, 100, 200, 300)
     ]
 
 
 @pytest.mark.parametrize("name", ["mlp-sequence", "mlp-schedules"])
-def test_parts_side_by_side_are_the_whole_run(tmp_path, name):
+def test_joined_parts_equal_the_complete_run(tmp_path, name):
     run = PAPER[name]
     write(run, tmp_path / "whole", {"left": value})
     for first, last in ((run.seeds[2], run.seeds[3]), (run.seeds[0], run.seeds[1])):
@@ -54,10 +54,10 @@ def test_parts_side_by_side_are_the_whole_run(tmp_path, name):
     assert list(load(tmp_path / "parts")) == [name]
     assert joined.run == whole.run
     assert joined.rows == whole.rows
-    assert joined.whole
+    assert joined.complete
 
 
-def test_a_part_that_lags_behind_is_left_out_until_it_has_caught_up(tmp_path):
+def test_shorter_parts_are_left_out(tmp_path):
     run = PAPER["mlp-sequence"]
     write(run.part(100, 101), tmp_path, {"left": value})
     write(run.part(102, 103), tmp_path, {"left": value}, upto=700)
@@ -68,18 +68,18 @@ def test_a_part_that_lags_behind_is_left_out_until_it_has_caught_up(tmp_path):
     assert load(tmp_path)["mlp-sequence"].shortfall is None
 
 
-def test_a_run_made_whole_after_all_stands_for_its_parts(tmp_path):
+def test_the_complete_run_replaces_its_parts(tmp_path):
     run = PAPER["mlp-sequence"]
     write(run.part(100, 101), tmp_path, {"left": lambda *_: 0.0})
     write(run, tmp_path, {"left": value}, upto=700)
     assert load(tmp_path)["mlp-sequence"].run.seeds == (100, 101)
     write(run, tmp_path, {"left": value})
     result = load(tmp_path)["mlp-sequence"]
-    assert result.whole
+    assert result.complete
     assert (result.column("left") > 0).all()
 
 
-def test_parts_that_do_not_belong_together_are_refused(tmp_path):
+def test_parts_that_do_not_match_raise(tmp_path):
     run = PAPER["mlp-sequence"]
     write(run.part(100, 101), tmp_path, {"left": value})
     write(replace(run.part(102, 103), precision="tf32"), tmp_path, {"left": value})

@@ -1,4 +1,4 @@
-"""Every panel from records alone: what it shows is what stands in them."""
+"""All panels show what is in the records."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ import pytest
 from support.synthetic import write
 
 from equilibrate.paper.analysis import results
-from equilibrate.paper.analysis.statistics import estimate
+from equilibrate.paper.analysis.seeds import mean_over_seeds
 from equilibrate.paper.output import figures
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.protocol.profiles import profile
-from equilibrate.paper.protocol.run import Stairs
+from equilibrate.paper.protocol.schedules import PiecewiseConstant
 
 
 def side(time, lr, arm, seed):
@@ -61,7 +61,7 @@ def test_every_panel_is_drawn_to_both_formats(panel, whole, tmp_path):
     assert figures.caption(panel, whole).startswith(("MLP on MNIST", "CNN on CIFAR-10"))
 
 
-def test_the_same_records_give_the_same_files(whole, tmp_path):
+def test_the_same_records_give_identical_files(whole, tmp_path):
     for name in ("one", "two"):
         figures.save("3b", whole, tmp_path / name)
     for file in ("fig3b.png", "fig3b.svg"):
@@ -77,7 +77,7 @@ def test_sides_are_drawn_as_recorded(whole):
     assert (sides.get_xscale(), sides.get_yscale(), loss.get_yscale()) == ("log", "log", "log")
 
 
-def test_a_sequence_has_both_sides_at_each_rate(whole):
+def test_a_sequence_has_both_sides_at_each_learning_rate(whole):
     figure = figures.draw("2b", whole)
     assert len(figure.axes[0].lines) == 2 * 11
     words = texts(figure)
@@ -90,15 +90,15 @@ def points(container):
     return np.asarray(container.lines[0].get_ydata()), segments[:, 0, 1], segments[:, 1, 1]
 
 
-def test_landscape_has_students_intervals_and_the_red_line(whole):
+def test_landscape_has_intervals_and_the_red_line(whole):
     alone = {name: result for name, result in whole.items() if name != "mlp-unbiased"}
     main = figures.draw("3a", alone).axes[0]
     (bars,) = main.containers
     mean, low, high = points(bars)
     lrs = np.array([0.003, 0.005, 0.01, 0.02, 0.05])
     assert mean == pytest.approx(1.15 * lrs)
-    half_width = estimate(lrs[0] * (1 + 0.1 * np.arange(4))).half_width
-    assert high[0] - low[0] == pytest.approx(2 * half_width)
+    margin = mean_over_seeds(lrs[0] * (1 + 0.1 * np.arange(4))).margin
+    assert high[0] - low[0] == pytest.approx(2 * margin)
     (red,) = [
         line for line in main.lines if line.get_color() == "#d62728" and len(line.get_xdata())
     ]
@@ -108,7 +108,7 @@ def test_landscape_has_students_intervals_and_the_red_line(whole):
     assert "independent" not in texts(figures.draw("3a", alone))
 
 
-def test_independent_batches_stand_beside_the_reshuffled(whole):
+def test_independent_batches_are_drawn_with_the_reshuffled(whole):
     figure = figures.draw("3a", whole)
     shuffled, independent = figure.axes[0].containers
     assert points(shuffled)[0] == pytest.approx(1.15 * np.array([0.003, 0.005, 0.01, 0.02, 0.05]))
@@ -121,8 +121,8 @@ def test_independent_batches_stand_beside_the_reshuffled(whole):
     assert "independent batches, 95 % interval" in words
 
 
-def test_a_sequence_that_has_only_begun_stands_beside_all_independent_batches(tmp_path):
-    """None of its points lies in the inset, which enlarges small learning rates."""
+def test_an_unfinished_sequence_is_drawn_with_all_independent_batches(tmp_path):
+    """The inset enlarges small learning rates and contains none of the sequence."""
     plan = profile("paper").runs
     write(plan["mlp-unbiased"], tmp_path, COLUMNS["landscape"])
     write(plan["mlp-sequence"], tmp_path, COLUMNS["landscape"], upto=500)
@@ -143,7 +143,7 @@ def test_an_inset_hides_no_point(tmp_path, heights, insets):
     lrs = (0.01, 0.02, 0.03, 0.05)
     run = replace(
         profile("paper").runs["mlp-sequence"],
-        arms={"sequence": Stairs(tuple((lr, 10) for lr in lrs))},
+        arms={"sequence": PiecewiseConstant(tuple((lr, 10) for lr in lrs))},
         full_epochs=0,
     )
     shape = dict(zip(lrs, heights, strict=True))
@@ -166,7 +166,7 @@ def test_a_landscape_below_zero_is_shown(tmp_path):
     assert main.get_ylim()[0] < -0.0019
 
 
-def test_a_grid_has_its_numbers_in_the_cells_and_frames_around_the_papers(whole, tmp_path):
+def test_a_grid_shows_its_numbers_and_frames_the_settings_of_the_paper(whole, tmp_path):
     def accuracy(time, lr, arm, seed):
         x, y = (float(part.split("=")[1]) for part in arm.split(", "))
         return (0.9 if time <= 100 * y else 0.95) + x / 10
@@ -179,12 +179,12 @@ def test_a_grid_has_its_numbers_in_the_cells_and_frames_around_the_papers(whole,
     assert cells[1, 1] == "95.10"  # Y = 0.1, X = 0.01
     assert cells[3, 3] == "96.00"
     cells = {tuple(text.get_position()): text.get_text() for text in epochs.texts}
-    # A step of 5 points has left the mean of five epochs after the fifth.
+    # A step of 5 points leaves the mean of five epochs after the fifth.
     assert [cells[column, 0] for column in range(4)] == ["10", "15", "35", "55"]
     assert [patch.get_xy() for patch in final.patches] == [(0.54, 0.54), (1.54, 2.54)]
 
 
-def test_a_grid_of_which_nothing_has_arrived_is_drawn(tmp_path):
+def test_a_grid_without_arrival_shows_never(tmp_path):
     leaving = {"test_accuracy": lambda time, lr, arm, seed: time / 400}
     write(profile("paper").runs["mlp-grid"], tmp_path, leaving, rows=400)
     _, epochs = figures.draw("B1a", results.load(tmp_path / "records")).axes
@@ -199,8 +199,8 @@ def test_precisions_have_a_mean_for_each(whole):
     assert all(f" {name} " in texts(landscape.figure) for name in ("single", "TF32", "half"))
 
 
-def test_relaxation_times_have_their_power(tmp_path):
-    """The sides are apart by 0.05/(ηt), so that they stay within 10 % from t = 0.5/η epochs on."""
+def test_relaxation_times_are_fitted_with_a_power_law(tmp_path):
+    """L̄/R̄ − 1 is 0.05/(ηt), which is below 0.1 after t = 0.5/η epochs."""
 
     def columns(never):
         def left(time, lr, arm, seed):
@@ -224,7 +224,7 @@ def test_relaxation_times_have_their_power(tmp_path):
         assert np.log(y[1] / y[0]) / np.log(x[1] / x[0]) == pytest.approx(-1, abs=0.05)
 
 
-def test_schedules_are_of_the_panels_seed(whole):
+def test_panels_of_schedules_show_their_seed(whole):
     for letter, seed in zip("abcd", range(4), strict=True):
         rate, loss, accuracy = figures.draw(f"S2{letter}", whole).axes
         assert loss.lines[0].get_label() == "preset"
@@ -236,7 +236,7 @@ def test_schedules_are_of_the_panels_seed(whole):
         assert accuracy.lines[1].get_linestyle() != accuracy.lines[0].get_linestyle()
 
 
-def test_incomplete_runs_say_what_they_show(tmp_path):
+def test_incomplete_runs_state_their_epochs_and_seeds(tmp_path):
     short = recorded(tmp_path, epochs_scale=0.1, seeds=2)
     assert "mlp-sequence: 350 of 3500 epochs, 2 of 4 seeds" in texts(figures.draw("3a", short))
     stopped = recorded(tmp_path, upto=25)
@@ -249,13 +249,19 @@ def begun(tmp_path_factory):
 
 
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_run_that_has_just_begun_is_drawn(panel, begun):
-    figure = figures.draw(panel, begun)
-    assert " of " in texts(figure)
-    if panel in ("3a", "B3a"):
-        assert "no learning rate is finished" in texts(figure)
+def test_a_run_that_has_just_begun_is_drawn_as_incomplete(panel, begun):
+    shown = texts(figures.draw(panel, begun))
+    runs = [begun[name] for name in PANELS[panel].runs]
+    missing = [f"{r.run.name}: {r.epochs_done} of {r.run.epochs} epochs" for r in runs]
+    assert all(
+        (text in shown) == (not run.complete) for text, run in zip(missing, runs, strict=True)
+    )
+    assert ("incomplete" in shown) == any(not run.complete for run in runs)
+    # With independent batches the CNN's phases are shorter, so that panel 3b has a point.
+    unfinished = panel in ("3a", "B3a", "B3b")
+    assert ("no learning rate is finished" in shown) == unfinished
 
 
-def test_an_unknown_panel_is_refused(whole):
+def test_an_unknown_panel_raises(whole):
     with pytest.raises(ValueError, match="panel='5c' is unknown"):
         figures.draw("5c", whole)

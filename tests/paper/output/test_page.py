@@ -1,4 +1,4 @@
-"""The page of a reproduction tells where its runs were made, also when that was in two places."""
+"""The page of a reproduction lists where its runs were made, even if the places differ."""
 
 import re
 from dataclasses import replace
@@ -7,6 +7,7 @@ import pytest
 from support.synthetic import write
 
 from equilibrate.paper.analysis import results
+from equilibrate.paper.analysis.verdicts import judge
 from equilibrate.paper.output import page
 from equilibrate.paper.protocol.profiles import profile
 
@@ -23,7 +24,7 @@ def recorded(tmp_path):
     return {name: replace(result, environment=environments[name]) for name, result in found.items()}
 
 
-def test_what_differs_among_environments_is_told_in_full(tmp_path, recorded):
+def test_all_values_of_different_environments_are_listed(tmp_path, recorded):
     html = page.compose(tmp_path, [], [], recorded, [])
     table = html[html.index("Environment") :]
     texts = re.findall(r"<div>([^<]*)</div>", table)
@@ -34,3 +35,17 @@ def test_what_differs_among_environments_is_told_in_full(tmp_path, recorded):
         "device": "cpu",
         "commit": "abc",
     }
+
+
+def test_panels_that_were_not_drawn_are_named(tmp_path, recorded):
+    assert "1a, 1b, 2a" in page.compose(tmp_path, [], [], recorded, [])
+
+
+def test_only_claims_about_drawn_panels_are_shown(tmp_path, recorded):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "fig1a.svg").write_text("<svg/>")
+    judged = judge({"mlp-initial": recorded["mlp-initial"]})
+    html = page.compose(tmp_path, judged, ["1a"], recorded, [])
+    (claim,) = re.findall(r'<td data-name="Claim" class="claim"><div>([^<]*)</div>', html)
+    assert claim.startswith("MLP on MNIST")
+    assert html.count("<figure") == 1

@@ -1,17 +1,19 @@
-"""Tables from records in which every number is known."""
+"""Tables of records in which every number is known."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.synthetic import write
 
-from equilibrate.paper.analysis import claims, findings, measures, results
-from equilibrate.paper.analysis.statistics import estimate
+from equilibrate.paper.analysis import findings, measures, results
+from equilibrate.paper.analysis.seeds import mean_over_seeds
+from equilibrate.paper.analysis.verdicts import grouped, judge
 from equilibrate.paper.output import tables
 from equilibrate.paper.protocol.profiles import PROFILES, profile
 from equilibrate.paper.runs.timings import Timing
-from equilibrate.report.page import number
+from equilibrate.report.numbers import format_estimate, format_number
 
 PAPER = PROFILES["paper"].runs
 
@@ -46,7 +48,7 @@ def made(folder, *names, timings=(), **options):
     return {table.heading: table for table in tables.numbers(recorded, timings)}
 
 
-def test_without_records_there_are_none(tmp_path):
+def test_without_records_there_are_no_tables(tmp_path):
     assert made(tmp_path) == {}
 
 
@@ -65,21 +67,21 @@ def test_accuracies_are_means_and_deviations_over_seeds(tmp_path):
     )
 
 
-def test_landscapes_stand_side_by_side(tmp_path):
+def test_landscapes_of_both_kinds_of_batches_share_a_table(tmp_path):
     found = made(tmp_path, "mlp-sequence", "mlp-unbiased")
     table = found["O_FB, MLP on MNIST"]
     assert [row[0] for row in table.rows] == ["0.05", "0.02", "0.01", "0.005", "0.003"]
-    seeds = estimate(0.8 * 0.05 * (1 + 0.1 * np.arange(4)))
-    others = estimate(0.05 * (1 + 0.1 * (np.array(PAPER["mlp-unbiased"].seeds) % 4)))
-    assert table.rows[0][1] == number(seeds.mean, seeds.half_width)
-    assert table.rows[0][2] == number(seeds.mean / 0.05, seeds.half_width / 0.05)
-    assert table.rows[0][3] == number(others.mean, others.half_width)
-    error = np.hypot(seeds.half_width, others.half_width)
-    assert table.rows[0][5] == number(seeds.mean - others.mean, float(error))
+    seeds = mean_over_seeds(0.8 * 0.05 * (1 + 0.1 * np.arange(4)))
+    others = mean_over_seeds(0.05 * (1 + 0.1 * (np.array(PAPER["mlp-unbiased"].seeds) % 4)))
+    assert table.rows[0][1] == format_estimate(seeds)
+    assert table.rows[0][2] == format_number(seeds.value / 0.05, seeds.margin / 0.05)
+    assert table.rows[0][3] == format_estimate(others)
+    margin = math.hypot(seeds.margin, others.margin)
+    assert table.rows[0][5] == format_number(seeds.value - others.value, margin)
     assert len(table.columns) == 6
 
 
-def test_with_momentum_the_constant_is_predicted(tmp_path):
+def test_with_momentum_the_offset_is_predicted(tmp_path):
     table = made(tmp_path, "cnn-sequence", "cnn-unbiased")["O_FB, CNN on CIFAR-10"]
     trace = 2 * 0.1 * 1.0  # R̄ = η in these records
     predicted = -0.9 * measures.reshuffled_product(0.9, 600) * trace
@@ -92,19 +94,19 @@ def test_equilibration_by_learning_rate(tmp_path):
     (name,) = [name for name in made(tmp_path, "mlp-sequence") if name.startswith("Equil")]
     assert name.startswith("Equilibration, MLP on MNIST, time ∝ η^(")
     table = made(tmp_path, "mlp-sequence")[name]
-    # At every rate the sides are within 10 % from the first of twelve rows on.
+    # At every learning rate |L̄/R̄ − 1| is below 0.1 from the first of twelve rows.
     assert [row[2] for row in table.rows] == [
         f"{epochs:.3g} ({epochs:.3g} to {epochs:.3g})"
         for epochs in (41.67, 41.67, 41.67, 83.33, 83.33)
     ]
 
 
-def test_residuals_with_independent_batches_stand_beside_the_others(tmp_path):
+def test_residuals_with_independent_batches_have_their_own_column(tmp_path):
     found = made(tmp_path, "mlp-sequence", "mlp-unbiased")
     (table,) = [table for name, table in found.items() if name.startswith("Equil")]
-    last = 1e-4 / 300  # apart after 300 epochs, in all seeds
+    last = 1e-4 / 300  # difference after 300 epochs, in all seeds
     assert [row[3] for row in table.rows] == [
-        number(last / lr, 0.0) for lr in (0.05, 0.02, 0.01, 0.005, 0.003)
+        format_number(last / lr) for lr in (0.05, 0.02, 0.01, 0.005, 0.003)
     ]
 
 
@@ -148,31 +150,39 @@ def test_speed_of_each_run_and_the_time_of_all(tmp_path):
     assert (table.rows[1][0], table.rows[1][3]) == ("cnn-grid", "half")
     assert [row[0] for row in table.rows[2:4]] == [first.run, second.run]
     assert table.rows[3][-1] == "–"
-    totals = [("those of the paper", "31.0 s"), ("all", "1 min 31 s")]
+    totals = [("runs of the paper", "31.0 s"), ("all runs", "1 min 31 s")]
     assert [(row[0], row[4]) for row in table.rows[4:]] == totals
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_headings_state_what_is_missing(tmp_path):
     names = list(made(tmp_path, "mlp-sequence", "mlp-schedules", epochs_scale=0.1, seeds=2))
     assert all("incomplete – mlp-" in name and "2 of 4 seeds" in name for name in names)
 
 
 @pytest.mark.parametrize("name", [*PAPER])
-def test_a_run_that_has_just_begun_gives_tables(tmp_path, name):
+def test_tables_of_a_run_that_has_just_begun(tmp_path, name):
+    """Finished phases and accuracies have rows; headings state how many epochs there are."""
     run = PAPER[name]
     columns = landscape() if run.measures == "landscape" else PERFORMANCE
     write(run, tmp_path, columns, upto=run.epochs / 12)
-    tables.numbers(results.load(tmp_path / "records"))
+    found = results.load(tmp_path / "records")
+    shown = tables.numbers(found)
+    expected = {"schedules": 1, "amsgrad": 1, "adam": 1, "grid": 2}
+    if measures.finished(found[name]):
+        expected |= {"sequence": 2, "unbiased": 1}
+    assert len(shown) == expected.get(name.split("-")[1], 0)
+    done = found[name].epochs_done
+    assert all(f"{name}: {done} of {run.epochs} epochs" in table.heading for table in shown)
 
 
 @pytest.mark.parametrize("name", [*PAPER])
 def test_a_record_without_rows_gives_no_tables(tmp_path, name):
-    """A kill before the first epoch leaves the head alone."""
+    """A process killed before the first epoch leaves only the head of the record."""
     write(PAPER[name], tmp_path, {}, upto=0)
     assert tables.numbers(results.load(tmp_path / "records")) == []
 
 
-def test_precisions_in_parts_are_compared_by_the_seeds_they_share(tmp_path):
+def test_precisions_are_compared_by_common_seeds(tmp_path):
     write(PAPER["cnn-fp32"], tmp_path, landscape())
     write(PAPER["cnn-tf32"].part(304, 307), tmp_path, landscape())
     (table,) = [
@@ -183,16 +193,22 @@ def test_precisions_in_parts_are_compared_by_the_seeds_they_share(tmp_path):
     assert [row[5] for row in table.rows] == ["–", "0"]
 
 
-def test_claims_as_tables():
-    paper, ours = tables.of_claims(claims.check({}))
-    assert (len(paper.rows), len(ours.rows)) == (19, 12)
+def test_tables_of_claims_have_a_row_for_each():
+    judged = judge({})
+    paper, ours = (tables.claim_table(group) for group in grouped(judged))
+    assert [row[0] for row in (*paper.rows, *ours.rows)] == [claim.figure for claim in judged]
     assert paper.rows[0][-1] == "not tested at this scale (not run: mlp-initial)"
-    short = tables.summary(claims.check({}))
-    assert {text for row in short.rows for text in row[2:]} == {"not run", "–"}
 
 
-def test_every_claim_of_the_paper_but_the_initial_ones_is_in_the_summary():
-    shown = {row[2] for row in tables._SUMMARY}
-    said = {claim.id.rsplit("-", 1)[0] for claim in claims.check({}) if not claim.ours}
-    assert said - shown == {"initial-meet"}
-    assert shown <= said
+def test_summary_has_a_row_for_each_short_text(tmp_path):
+    def accuracy(time, lr, arm, seed):
+        return {"preset": 0.97, "adaptive": 0.98, "amsgrad": 0.95}[arm] + 0.001 * seed
+
+    for name in ("mlp-schedules", "mlp-amsgrad"):
+        write(PAPER[name], tmp_path, {"test_accuracy": accuracy})
+    rows = tables.summary(judge(results.load(tmp_path / "records"))).rows
+    assert [row[0] for row in rows] == ["2", "2", "3", "3", "3", "4", "4", "4", "S1", "S2", "S2"]
+    cells = {row[1]: row[2:] for row in rows}
+    assert cells["adaptive ends above AMSGrad"] == ("holds: by 3 points", "not run")
+    assert cells["adaptive is comparable to preset"][0] == "fails: by 1 points"
+    assert cells["adaptive lags behind AMSGrad at first"] == ("–", "not run")

@@ -1,4 +1,4 @@
-"""The networks are those of appendix B, initialised by Xavier's rule from their seed alone."""
+"""The networks are those of appendix B, with Xavier initialization from a seed."""
 
 import math
 from itertools import pairwise
@@ -24,7 +24,7 @@ def images(name, count, seed=0):
 
 
 def weights_and_fans(model):
-    """Each weight with Glorot's fan_in + fan_out, counted by hand."""
+    """Each weight with fan_in + fan_out, counted by hand."""
     for layer in model:
         if isinstance(layer, nn.Linear):
             yield layer.weight, layer.in_features + layer.out_features
@@ -33,14 +33,11 @@ def weights_and_fans(model):
             yield layer.weight, area * (layer.in_channels + layer.out_channels)
 
 
-# ------------------------------------------------------------------------- the paper's letter
-
-
-def test_the_mlp_is_784_200_200_10():
+def test_mlp_is_784_200_200_10():
     assert shapes(build("mlp", 0)) == [(200, 784), (200,), (200, 200), (200,), (10, 200), (10,)]
 
 
-def test_the_cnn_is_three_convolutions_and_one_linear_layer():
+def test_cnn_is_three_convolutions_and_one_linear_layer():
     """Appendix B: [5,16,1,2;2], [5,20,1,2;2], [5,20,1,2;2]; 32 → 16 → 8 → 4 pixels a side."""
     model = build("cnn", 0)
     assert shapes(model) == [
@@ -77,7 +74,7 @@ def test_parameter_counts(name, parameters):
         ("digits-cnn", 2 * "Conv2d ReLU MaxPool2d " + "Flatten Linear"),
     ],
 )
-def test_layers_are_plain_and_in_the_papers_order(name, layers):
+def test_layers_are_in_the_order_of_the_paper(name, layers):
     model = build(name, 0)
     assert type(model) is nn.Sequential
     assert [type(layer) for layer in model] == [getattr(nn, kind) for kind in layers.split()]
@@ -91,7 +88,7 @@ def affine(inputs, weight, bias):
 
 
 def convolve_by_hand(image, weight, bias):
-    """Every output pixel in turn: filter times the window around it, zeros beyond the border."""
+    """Compute each output pixel in turn, with zeros outside the image."""
     (channels, height, width), reach = image.shape, weight.shape[-1] // 2
     output = torch.empty(len(weight), height, width, dtype=torch.float64)
     padded = torch.zeros(channels, height + 2 * reach, width + 2 * reach, dtype=torch.float64)
@@ -104,15 +101,15 @@ def convolve_by_hand(image, weight, bias):
 
 
 def halve_by_hand(image):
-    """The largest of every two by two pixels."""
+    """Return the maximum of every two by two pixels."""
     corners = [image[:, row::2, column::2] for row in (0, 1) for column in (0, 1)]
     return torch.stack(corners).amax(0)
 
 
 @pytest.mark.parametrize("name", ["cnn", "digits-cnn"])
-def test_a_cnn_computes_what_the_paper_describes(name):
+def test_cnn_equals_a_computation_by_hand(name):
     model = build(name, seed=1).double()
-    for bias in list(model.parameters())[1::2]:  # zero biases would hide where they enter
+    for bias in list(model.parameters())[1::2]:  # zero biases would hide an error
         nn.init.uniform_(bias, -1, 1, generator=torch.Generator().manual_seed(2))
     batch = images(name, 2).double()
     *convolutions, weight, bias = (p.detach() for p in model.parameters())
@@ -124,7 +121,7 @@ def test_a_cnn_computes_what_the_paper_describes(name):
 
 
 @pytest.mark.parametrize("name", ["mlp", "digits-mlp"])
-def test_an_mlp_computes_what_the_paper_describes(name):
+def test_mlp_equals_a_computation_by_hand(name):
     model = build(name, seed=1).double()
     for bias in list(model.parameters())[1::2]:
         nn.init.uniform_(bias, -1, 1, generator=torch.Generator().manual_seed(2))
@@ -137,15 +134,12 @@ def test_an_mlp_computes_what_the_paper_describes(name):
     torch.testing.assert_close(model(batch)[0].tolist(), expected, rtol=1e-9, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------ initialisation
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_are_glorot_uniform_and_biases_zero(name):
-    """Bounds are exact; mean and variance lie within 5 standard errors of a uniform's.
+def test_weights_are_xavier_uniform_and_biases_zero(name):
+    """Bounds are exact; mean and variance are within 5 standard errors of those of U(−a, a).
 
-    A false alarm has probability below 6e-7 a number were the seed not fixed; a bound missed by
-    a tenth, 0.9^200 < 1e-9 for the smallest layer.
+    With a random seed, each number would fail with probability below 6e-7, and the lower limit of
+    the maximum with probability 0.9^200 < 1e-9 in the smallest layer.
     """
     model = build(name, seed=3)
     for weight, fans in weights_and_fans(model):
@@ -161,7 +155,7 @@ def test_weights_are_glorot_uniform_and_biases_zero(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_seed_decides_everything(name):
+def test_seed_determines_the_weights(name):
     torch.manual_seed(1)
     first = build(name, seed=5)
     torch.manual_seed(2)
@@ -173,29 +167,26 @@ def test_the_seed_decides_everything(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_of_one_network_are_drawn_apart(name):
+def test_layers_have_different_weights(name):
     drawn = [w.flatten()[:20] * math.sqrt(fans) for w, fans in weights_and_fans(build(name, 0))]
     for one, other in pairwise(drawn):
         assert not torch.allclose(one, other, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_global_random_state_is_left_alone(name):
+def test_global_random_state_is_unchanged(name):
     before = torch.get_rng_state()
     build(name, seed=0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_unknown_name_is_refused():
+def test_unknown_name_raises():
     with pytest.raises(ValueError, match="name='resnet' is not a model; choose one of mlp, cnn, "):
         build("resnet", 0)
 
 
-# ------------------------------------------------------------------------------------- in use
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_replicas_on_a_leading_axis_equal_each_alone(name):
+def test_stacked_replicas_equal_single_models(name):
     models = [build(name, seed) for seed in range(3)]
     parameters, buffers = stack_module_state(models)
     assert not buffers
@@ -210,7 +201,7 @@ def test_replicas_on_a_leading_axis_equal_each_alone(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_is_trained(name):
+def test_every_parameter_has_a_gradient(name):
     model = build(name, 0)
     nn.functional.cross_entropy(model(images(name, 16)), torch.arange(16) % 10).backward()
     for parameter in model.parameters():
@@ -220,8 +211,8 @@ def test_every_parameter_is_trained(name):
 
 
 @pytest.mark.parametrize("name", ["digits-mlp", "digits-cnn"])
-def test_the_small_networks_learn_the_digits(name):
-    """Twenty epochs at the paper's batch size and rate; chance is 10 %, so 80 % is no accident."""
+def test_small_networks_learn_the_digits(name):
+    """Twenty epochs with batch size and learning rate of the paper; a random guess has 10 %."""
     digits, model = load("digits"), build(name, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(0)
@@ -232,5 +223,5 @@ def test_the_small_networks_learn_the_digits(name):
             nn.functional.cross_entropy(logits, digits.train_labels[batch]).backward()
             optimizer.step()
     with torch.no_grad():
-        right = model(digits.test_images).argmax(1) == digits.test_labels
-    assert right.float().mean() > 0.8
+        correct = model(digits.test_images).argmax(1) == digits.test_labels
+    assert correct.float().mean() > 0.8

@@ -1,20 +1,19 @@
-"""However far each run has come, alone or in parts, all can be read, drawn, judged and listed."""
+"""Records in any state, complete or not, can be read, drawn, checked and listed."""
 
 import random
 
 import pytest
 from support.synthetic import write
 
-from equilibrate.paper.analysis import claims
-from equilibrate.paper.output import figures
-from equilibrate.paper.analysis import results
-from equilibrate.paper.output import tables
+from equilibrate.paper.analysis import results, verdicts
+from equilibrate.paper.output import figures, tables
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.protocol.profiles import profile
+from equilibrate.report.tables import to_markdown
 
 
 def noisy(value):
-    """Another value at each moment, learning rate and seed, the same at each call."""
+    """Return a column with reproducible noise for each time, learning rate, arm and seed."""
 
     def column(time, lr, arm, seed):
         return value(time, lr) * (1 + random.Random(f"{time} {lr} {arm} {seed}").gauss(0, 0.05))
@@ -41,7 +40,7 @@ STATES = ("absent", "head", "begun", "whole", "a part", "parts", "whole and a pa
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_there(tmp_path, seed):
+def test_records_in_any_state_can_be_drawn(tmp_path, seed):
     chance = random.Random(seed)
     scale, seeds = chance.choice([1.0, 0.3, 0.02]), chance.choice([None, 2])
     for run in profile("paper", scale, seeds).runs.values():
@@ -56,9 +55,10 @@ def test_whatever_is_there(tmp_path, seed):
             upto = 0 if state == "head" else chance.random() * run.epochs if half else run.epochs
             write(piece, tmp_path, COLUMNS[run.measures], upto=upto, rows=chance.choice([1, 12]))
     recorded = results.load(tmp_path / "records")
-    found = claims.check(recorded)
-    shown = [tables.summary(found), *tables.of_claims(found), *tables.numbers(recorded)]
-    assert len(tables.markdown(shown)) > 1000
+    found = verdicts.judge(recorded)
+    listed = [tables.claim_table(group) for group in verdicts.grouped(found)]
+    shown = [tables.summary(found), *listed, *tables.numbers(recorded)]
+    assert len(to_markdown(shown)) > 1000
     for panel in PANELS.values():
         if all(name in recorded and len(recorded[name].epoch) for name in panel.runs):
             assert figures.draw(panel.id, recorded).axes

@@ -1,12 +1,11 @@
-"""A single run: what its record and its checkpoint hold after a kill at a bad moment."""
+"""A training run resumes correctly whenever it was interrupted."""
 
 from itertools import islice
 
 import pytest
 
-from equilibrate.runlog import checkpoints
-from equilibrate.runlog import records
 from equilibrate.paper.runs import training
+from equilibrate.runlog import checkpoints, records
 from equilibrate.runlog.records import RecordError
 
 SETTINGS = training.Settings(epochs=3, batch_size=100)
@@ -16,8 +15,8 @@ def rows(folder):
     return records.read(folder / "train.jsonl").rows
 
 
-def test_the_disk_holds_a_row_before_the_checkpoint_counts_it(tmp_path, monkeypatch):
-    """Else a power cut could leave a checkpoint that no record belongs to."""
+def test_row_is_flushed_before_the_checkpoint_counts_it(tmp_path, monkeypatch):
+    """Otherwise a power failure could leave a checkpoint with more rows than the record."""
     done = []
     sync, save = records.Writer.sync, checkpoints.save
     monkeypatch.setattr(records.Writer, "sync", lambda w: (done.append("sync"), sync(w)))
@@ -27,26 +26,26 @@ def test_the_disk_holds_a_row_before_the_checkpoint_counts_it(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("mode", ["new", "overwrite"])
-def test_a_run_begun_anew_does_not_go_on_from_an_old_checkpoint(tmp_path, mode):
+def test_new_run_does_not_use_an_old_checkpoint(tmp_path, mode):
     list(training.train(SETTINGS, tmp_path))
-    whole = rows(tmp_path)
+    expected = rows(tmp_path)
     if mode == "new":
         (tmp_path / "train.jsonl").unlink()
     begun = training.train(SETTINGS, tmp_path, mode=mode)
-    with pytest.MonkeyPatch.context() as patch:  # killed in its first epoch
+    with pytest.MonkeyPatch.context() as patch:  # interrupted in its first epoch
         patch.setattr(training._Run, "advance", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(begun)
     assert len(list(training.train(SETTINGS, tmp_path, mode="resume"))) == SETTINGS.epochs
-    assert rows(tmp_path) == whole
+    assert rows(tmp_path) == expected
 
 
 def interrupt(run):
     raise KeyboardInterrupt
 
 
-def test_a_record_that_was_taken_away_is_missed(tmp_path):
+def test_resume_raises_when_the_record_is_missing(tmp_path):
     assert len(list(islice(training.train(SETTINGS, tmp_path), 2))) == 2
     (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(RecordError, match="holds 0 rows, the checkpoint counts"):
+    with pytest.raises(RecordError, match="has 0 rows, but the checkpoint was saved after"):
         list(training.train(SETTINGS, tmp_path, mode="resume"))

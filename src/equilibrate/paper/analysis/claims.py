@@ -1,102 +1,355 @@
-"""Every statement held to the records: what was measured, and the verdict.
+"""All claims: what the paper claims, and what we claim beyond it.
 
-A claim is held to a bound by its 95 % interval over seeds: it holds where the interval lies inside
-the bound, it fails where the interval lies outside, and it is undecided where the interval
-straddles the bound. What a shortened protocol, or another data set, cannot refute or confirm is
-said to be not tested at this scale.
+Each claim is one object with its text, the runs it is about, what is measured, the bound and the
+reason for the bound. The bounds were chosen before the runs that they judge, with the exceptions
+listed in docs/protocol-choices.md.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from equilibrate.paper.analysis.findings import Finding
-from equilibrate.paper.analysis.results import Result
-from equilibrate.paper.analysis.statements import STATEMENTS, Statement
-from equilibrate.paper.protocol.profiles import PROFILES
+from equilibrate.paper.analysis import findings
+from equilibrate.paper.analysis.bounds import Agreement, Bound, Interval, SamplingErrors
+from equilibrate.paper.analysis.findings import COMPARISONS
+from equilibrate.paper.analysis.measures import BEGINNING, END, RELAXED, TEST_IMAGES
+from equilibrate.paper.protocol.run import Task
+from equilibrate.report.numbers import format_number
 
-Verdict = Literal["holds", "fails", "undecided", "not tested at this scale"]
-Results = Mapping[str, Result]
+
+@dataclass(frozen=True)
+class Short:
+    """A claim in a few words, for a summary."""
+
+    text: str
+    """What is claimed."""
+    measured: str
+    """What was measured, with {} for the number."""
+    scale: float = 100.0
+    """Factor by which the measured number is multiplied: 100 for per cent."""
+
+    def describe(self, measured: float, margin: float | None) -> str:
+        """Describe a measured value in a few words.
+
+        >>> Short("the sides meet", "{} % apart").describe(0.01, 0.002)
+        '1.00 ± 0.20 % apart'
+
+        Args:
+            measured: The value.
+            margin: Half the width of its confidence interval, or None.
+
+        Returns:
+            The text.
+        """
+        scaled = None if margin is None else self.scale * margin
+        return self.measured.format(format_number(self.scale * measured, scaled))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is said, what was measured, the bound it is held to and why, and the verdict."""
+    """A claim about some runs, and how it is tested."""
 
     id: str
+    """Unique name; it ends in the name of the task."""
     figure: str
+    """Figure, or panel of a figure, that shows it."""
     statement: str
-    measured: float | None
-    """None where nothing was measured."""
-    error: float | None
-    """Half the 95 % interval over seeds; None with fewer than two."""
-    bound: str
+    """What is claimed, with {title} for the title of the task."""
+    runs: tuple[str, ...]
+    """Runs from which it is measured."""
+    measure: findings.Finding
+    """Maps the results of `runs` to estimates, all of which have to satisfy `bound`."""
+    quantity: str
+    """What is measured, in words."""
+    bound: Bound
+    """Bound on the measured values."""
     why: str
-    verdict: Verdict
-    remark: str
-    ours: bool
-    """Whether it goes beyond the paper."""
+    """Reason for the bound, with {images} for the number of test images."""
+    where: str = ""
+    """Where `quantity` is measured, if the text of the bound has to say so."""
+    short: Short | None = None
+    """The claim in a few words; None if it is not part of the summary."""
+    general: bool = False
+    """Whether it is about any stationary SGD, so that any profile can test it.
+
+    Other claims are about the paper's own models and data, trained for as long as in the paper.
+    """
+    ours: bool = False
+    """Whether it is not made in the paper."""
+
+    def statement_for(self, task: Task) -> str:
+        """Return the statement about a task."""
+        return self.statement.format(title=task.title)
+
+    def bound_for(self, task: Task) -> str:
+        """Return the text of the bound for measurements on the data of a task."""
+        return f"{self.bound.text(self.quantity, task.data)} {self.where}".rstrip()
+
+    def why_for(self, task: Task) -> str:
+        """Return the reason for the bound for measurements on the data of a task."""
+        return self.why.format(images=TEST_IMAGES[task.data])
 
 
-def check(results: Results) -> list[Claim]:
-    """Hold every claim to the records, the paper's first; one that lacks its runs is not tested."""
-    ordered = sorted(STATEMENTS, key=lambda s: (s.ours, s.figure.startswith("S"), s.figure))
-    return [_hold(statement, results) for statement in ordered]
+_ABOVE, _BELOW = Interval(low=0.0), Interval(high=0.0)
+_MEETING = Interval(-0.05, 0.05)
+_STRAIGHT = Interval(-0.2, 0.2)
+_BENT = Interval(low=0.2)
+_VANISHING = Interval(-0.5, 0.5)
+_RESIDUAL = "L̄/R̄ − 1"
+_DEPARTURE = "(O_FB/η) / (O_FB/η at the smallest η) − 1"
+_FINAL, _EARLY = "final test accuracy", "test accuracy over the first eighth of the epochs"
+_WORST = "at the end, at the η whose interval extends furthest"
+_COINCIDE = "The paper shows curves that coincide; on its axes 5 % is about the width of a line."
+_SIGN = "The paper ranks the two without numbers, so only the sign of the difference is tested."
+_UNBIASED = "The paper's claim without the bias from reshuffling, with the same bound."
 
 
-def about(claims: Sequence[Claim], panels: Collection[str]) -> list[Claim]:
-    """Those of the claims that speak of some panels; a claim of figure S2 speaks of S2a to S2d."""
-    return [c for c in claims if any(panel.startswith(c.figure) for panel in panels)]
+def _about(task: str) -> list[Claim]:
+    """Return the claims that the paper makes about both tasks."""
+    letter = {"mlp": "a", "cnn": "b"}[task]
+    schedules, amsgrad, adam = f"{task}-schedules", f"{task}-amsgrad", f"{task}-adam"
+    return [
+        Claim(
+            f"initial-meet-{task}",
+            f"1{letter}",
+            "{title}: L̄ and R̄ converge to each other in the initial run at η = 0.1.",
+            (f"{task}-initial",),
+            findings.residuals,
+            _RESIDUAL,
+            _MEETING,
+            _COINCIDE,
+            where="at the end",
+            general=True,
+        ),
+        Claim(
+            f"sequence-meet-{task}",
+            f"2{letter}",
+            "{title}: L̄ and R̄ agree at sufficiently long times at every η of the sequence.",
+            (f"{task}-sequence",),
+            findings.residuals,
+            _RESIDUAL,
+            _MEETING,
+            _COINCIDE,
+            where=_WORST,
+            short=Short("the sides of FDR1 meet at every η", "{} % apart at the worst η"),
+            general=True,
+        ),
+        Claim(
+            f"sequence-slows-{task}",
+            f"2{letter}",
+            "{title}: the smaller the learning rate, the longer it takes to equilibrate.",
+            (f"{task}-sequence",),
+            findings.relaxation_power,
+            f"d log(time until |L̄/R̄ − 1| stays below {RELAXED:g}) / d log η",
+            _BELOW,
+            "The paper claims the direction only; a relaxation time 1/(ηλ) would give −1.",
+            short=Short("the smaller η, the longer it takes", "time ∝ η^({})", 1.0),
+            general=True,
+        ),
+        Claim(
+            f"landscape-vanishes-{task}",
+            f"3{letter}",
+            "{title}: O_FB approaches zero as the learning rate does.",
+            (f"{task}-sequence",),
+            findings.remaining_landscape,
+            "O_FB at the smallest η / O_FB at the largest η",
+            _VANISHING,
+            "The right side of FDR2 is of order η, and the values of η span a factor of five or "
+            "more.",
+            short=Short("O_FB vanishes with η", "{} % left at the smallest η"),
+            general=True,
+        ),
+        Claim(
+            f"adaptive-like-preset-{task}",
+            f"4{letter}",
+            "{title}: the adaptive schedule attains an accuracy comparable to the preset one.",
+            (schedules,),
+            findings.accuracy_difference((0, "adaptive"), (0, "preset"), END),
+            f"{_FINAL}, adaptive − preset",
+            SamplingErrors(findings.final_accuracy((0, "preset"))),
+            "Two sampling errors of a difference on {images} test images, which cannot resolve "
+            "less.",
+            short=Short("adaptive is comparable to preset", "by {} points"),
+        ),
+        Claim(
+            f"adaptive-beats-amsgrad-{task}",
+            f"4{letter}",
+            "{title}: the adaptive schedule outperforms AMSGrad in the end.",
+            (schedules, amsgrad),
+            findings.accuracy_difference((0, "adaptive"), (1, "amsgrad"), END),
+            f"{_FINAL}, adaptive − AMSGrad",
+            _ABOVE,
+            _SIGN,
+            short=Short("adaptive ends above AMSGrad", "by {} points"),
+        ),
+        Claim(
+            f"amsgrad-beats-adam-{task}",
+            f"S1{letter}",
+            "{title}: AMSGrad marginally outperforms Adam.",
+            (amsgrad, adam),
+            findings.accuracy_difference((0, "amsgrad"), (1, "adam"), END),
+            f"{_FINAL}, AMSGrad − Adam",
+            _ABOVE,
+            _SIGN,
+            short=Short("AMSGrad ends marginally above Adam", "by {} points"),
+        ),
+    ]
 
 
-def save(claims: list[Claim], path: Path | str) -> None:
-    """Write a list of objects with the fields of `Claim`."""
-    text = json.dumps([asdict(claim) for claim in claims], indent=1, ensure_ascii=False)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+def _beyond(task: str, precisions: Sequence[str]) -> list[Claim]:
+    """Return our own claims about both tasks."""
+    letter = {"mlp": "a", "cnn": "b"}[task]
+    compared = tuple(f"{task}-{precision}" for precision in precisions)
+    return [
+        Claim(
+            f"unbiased-meet-{task}",
+            f"3{letter}",
+            "{title}: L̄ and R̄ agree at every η with independent batches too.",
+            (f"{task}-unbiased",),
+            findings.residuals,
+            _RESIDUAL,
+            _MEETING,
+            "If they do not, O_FB with independent batches is not that of a stationary state.",
+            where=_WORST,
+            general=True,
+            ours=True,
+        ),
+        Claim(
+            f"shuffling-lowers-{task}",
+            f"3{letter}",
+            "{title}: reshuffled epochs lower O_FB at small learning rates.",
+            (f"{task}-sequence", f"{task}-unbiased"),
+            findings.shuffling_effect,
+            "O_FB/η, reshuffled / independent batches, mean of the three smallest η, − 1",
+            _BELOW,
+            "On a quadratic loss both terms of O_FB are lowered, at every η (see Derivations).",
+            general=True,
+            ours=True,
+        ),
+        Claim(
+            f"grid-comparable-{task}",
+            f"B1{letter}",
+            "{title}: the final accuracy is comparable for all X from 0.003 to 0.1, Y from 0.05 "
+            "to 0.5.",
+            (f"{task}-grid", f"{task}-schedules"),
+            findings.grid_spread,
+            f"{_FINAL}, best − worst of the grid",
+            SamplingErrors(findings.grid_accuracy),
+            "Two sampling errors on {images} test images, as for the paper's schedules. The best "
+            "minus the worst of 16 overestimates the effect of X and Y.",
+            ours=True,
+        ),
+        Claim(
+            f"precision-residual-{task}",
+            f"B2{letter}",
+            "{title}: the residual of FDR1 does not depend on the precision of products.",
+            compared,
+            findings.precision_residuals,
+            "largest difference of L̄/R̄ − 1 to single precision",
+            Agreement(0.01, COMPARISONS),
+            "A wide interval would cover 0 for lack of data; the paper's threshold is X = 0.01.",
+            ours=True,
+        ),
+        Claim(
+            f"precision-landscape-{task}",
+            f"B2{letter}",
+            "{title}: O_FB does not depend on the precision of products.",
+            compared,
+            findings.precision_landscapes,
+            "largest relative difference of O_FB to single precision",
+            Agreement(_STRAIGHT.high, COMPARISONS),
+            "A wide interval would cover 0 for lack of data; 20 % is the bound for linearity, too.",
+            ours=True,
+        ),
+    ]
 
 
-def _hold(s: Statement, results: Results) -> Claim:
-    mine = [results[name] for name in s.runs if name in results and len(results[name].epoch)]
-    # A general claim is about the task at hand, any other about the paper's own.
-    own = mine[0].run.task if mine and s.general else PROFILES["paper"].runs[s.runs[0]].task
-    statement = s.statement.format(title=own.title)
-
-    def claim(finding: Finding | None, verdict: Verdict, remark: str) -> Claim:
-        measured = error = None
-        if finding is not None:
-            measured = _number(finding.measured.mean)
-            error = _number(finding.measured.half_width)
-        return Claim(
-            s.id, s.figure, statement, measured, error, s.bound, s.why, verdict, remark, s.ours
-        )
-
-    if len(mine) < len(s.runs):
-        missing = set(s.runs) - {result.run.name for result in mine}
-        remark = f"not run: {', '.join(sorted(missing))}"
-        return claim(None, "not tested at this scale", remark)
-    finding = s.measure(*mine)
-    if finding is None or math.isnan(finding.measured.mean):
-        return claim(None, "not tested at this scale", "the runs at hand do not reach it")
-    decided = finding.bound.decides(finding.measured)
-    elsewhere = {r.profile for r in mine} != {"paper"}
-    short = [f"{r.run.name}: {r.shortfall}" for r in mine if not r.whole]
-    if elsewhere and not s.general:
-        remark = f"measured on {mine[0].run.task.data}; the claim is about the paper's own data"
-        return claim(finding, "not tested at this scale", remark)
-    # Fewer seeds widen the interval, which decides all the same; fewer epochs show another state.
-    if short and not (s.general and decided and all(r.has_all_epochs for r in mine)):
-        return claim(finding, "not tested at this scale", f"incomplete – {'; '.join(short)}")
-    if math.isnan(finding.measured.half_width):
-        return claim(finding, "not tested at this scale", "one seed gives no interval")
-    if decided is None:
-        return claim(finding, "undecided", "; ".join(["the interval straddles the bound", *short]))
-    return claim(finding, "holds" if decided else "fails", "; ".join(short))
-
-
-def _number(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+CLAIMS: tuple[Claim, ...] = (
+    *_about("mlp"),
+    *_about("cnn"),
+    Claim(
+        "landscape-linear-mlp",
+        "3a",
+        "{title}: O_FB is linear in the learning rate for η ≲ 0.01.",
+        ("mlp-sequence",),
+        findings.departures_below(0.01),
+        _DEPARTURE,
+        _STRAIGHT,
+        "The paper compares with the red line by eye; a difference of 20 % would be visible.",
+        where="for η ≤ 0.01",
+        short=Short("O_FB is linear in η below 0.01", "{} % off the line"),
+    ),
+    Claim(
+        "landscape-bent-cnn",
+        "3b",
+        "{title}: anharmonicity is pronounced even down to η ∼ 0.001.",
+        ("cnn-sequence",),
+        findings.departure_at(0.001),
+        f"|{_DEPARTURE}|",
+        _BENT,
+        "The same distance from the red line as for the MLP.",
+        where="at η = 0.001",
+        short=Short("O_FB is anharmonic down to η ∼ 0.001", "{} % off the line"),
+    ),
+    Claim(
+        "adaptive-lags-cnn",
+        "4b",
+        "{title}: the adaptive schedule gains accuracy more slowly than AMSGrad at first.",
+        ("cnn-schedules", "cnn-amsgrad"),
+        findings.accuracy_difference((0, "adaptive"), (1, "amsgrad"), BEGINNING),
+        f"{_EARLY}, adaptive − AMSGrad",
+        _BELOW,
+        _SIGN,
+        short=Short("adaptive lags behind AMSGrad at first", "by {} points"),
+    ),
+    Claim(
+        "eager-faster-cnn",
+        "S2",
+        "{title}: X = 0.1, Y = 0.3 gains accuracy faster at first than X = 0.01, Y = 0.1.",
+        ("cnn-schedules",),
+        findings.accuracy_difference((0, "eager"), (0, "adaptive"), BEGINNING),
+        f"{_EARLY}, eager − adaptive",
+        _ABOVE,
+        _SIGN,
+        short=Short("X = 0.1, Y = 0.3 is ahead at first", "by {} points"),
+    ),
+    Claim(
+        "eager-ends-lower-cnn",
+        "S2",
+        "{title}: X = 0.1, Y = 0.3 ends at a lower accuracy than X = 0.01, Y = 0.1.",
+        ("cnn-schedules",),
+        findings.accuracy_difference((0, "eager"), (0, "adaptive"), END),
+        f"{_FINAL}, eager − adaptive",
+        _BELOW,
+        _SIGN,
+        short=Short("… and ends below", "by {} points"),
+    ),
+    *_beyond("mlp", ("fp32", "tf32")),
+    *_beyond("cnn", ("fp32", "tf32", "fp16")),
+    Claim(
+        "unbiased-linear-mlp",
+        "3a",
+        "{title}: with independent batches O_FB is linear in the learning rate for η ≲ 0.01.",
+        ("mlp-unbiased",),
+        findings.departures_below(0.01),
+        _DEPARTURE,
+        _STRAIGHT,
+        _UNBIASED,
+        where="for η ≤ 0.01",
+        ours=True,
+    ),
+    Claim(
+        "unbiased-bent-cnn",
+        "3b",
+        "{title}: with independent batches anharmonicity is pronounced even down to η ∼ 0.001.",
+        ("cnn-unbiased",),
+        findings.departure_at(0.001),
+        f"|{_DEPARTURE}|",
+        _BENT,
+        _UNBIASED,
+        where="at η = 0.001",
+        ours=True,
+    ),
+)
+"""All claims, the paper's and ours."""

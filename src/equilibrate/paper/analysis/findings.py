@@ -1,204 +1,238 @@
-"""What was measured for a claim, and whether it lies where it should."""
+"""What is measured for each claim: estimates over seeds, made from the results of its runs.
+
+A claim may be about several learning rates or arms. Then there is an estimate for each, and all of
+them have to satisfy the claim's bound. No estimate means that the runs are too short.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
+from equilibrate.estimates import Estimate
 from equilibrate.paper.analysis import measures
 from equilibrate.paper.analysis.measures import END
-from equilibrate.paper.analysis.results import Array, Result, Tread
-from equilibrate.paper.analysis.statistics import CONFIDENCE, Estimate, estimate, quotient
+from equilibrate.paper.analysis.results import Array, Phase, Result
+from equilibrate.paper.analysis.seeds import CONFIDENCE, mean_over_seeds, ratio_over_seeds
 
-MEETING = 0.05
-STRAIGHT = 0.2
-VANISHING = 0.5
-PRECISE = 0.01
+Quantity = Callable[[Phase], Array]
+"""Maps a phase to one value for each seed."""
+Finding = Callable[..., Sequence[Estimate]]
+"""Maps the results of a claim's runs to estimates."""
+Arm = tuple[int, str]
+"""Index of a run among those of a claim, and an arm of it."""
 
-
-class Bound(Protocol):
-    """What a measured value is held to."""
-
-    def decides(self, measured: Estimate) -> bool | None:
-        """True: it surely holds; False: it surely does not; None: the runs cannot tell."""
-        ...
+COMPARISONS = 6
+"""Comparisons of precisions: one precision for the MLP and two for the CNN, in two quantities."""
 
 
-@dataclass(frozen=True)
-class Inside:
-    """The interval from `low` to `high` in which the measured value is to lie."""
+def residuals(result: Result) -> list[Estimate]:
+    """Estimate L̄/R̄ − 1 at the end of each phase.
 
-    low: float = -math.inf
-    high: float = math.inf
+    Args:
+        result: A run with phases of constant learning rate.
 
-    def decides(self, measured: Estimate) -> bool | None:
-        """True: surely inside; False: surely outside; None: the interval straddles an end."""
-        if math.isnan(measured.half_width):
-            return None
-        if measured.low > self.low and measured.high < self.high:
-            return True
-        if measured.high <= self.low or measured.low >= self.high:
-            return False
-        return None
+    Returns:
+        An estimate for each finished phase.
+    """
+    return [mean_over_seeds(measures.residual(phase)) for phase in measures.finished(result)]
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """No difference: the interval covers zero, and is narrow enough for that to mean something."""
+def relaxation_power(result: Result) -> list[Estimate]:
+    """Estimate the slope of log(relaxation time) against log η, fitted for each seed.
 
-    resolution: float
+    Args:
+        result: A run with phases of constant learning rate.
 
-    def decides(self, measured: Estimate) -> bool | None:
-        """False: zero is outside the interval; True: it is inside, and all of it near zero."""
-        if math.isnan(measured.half_width):
-            return None
-        if abs(measured.mean) > measured.half_width:
-            return False
-        return abs(measured.mean) + measured.half_width < self.resolution or None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A measured value and what it is held to."""
-
-    measured: Estimate
-    bound: Bound
-
-
-def _worst(estimates: Sequence[Estimate], bound: Bound) -> Finding:
-    """The one that is furthest out for sure or, where none is out, the one that comes nearest."""
-    out = [e for e in estimates if bound.decides(e) is False]
-    reach = {e: -e.half_width if out else np.nan_to_num(e.half_width) for e in out or estimates}
-    return Finding(max(reach, key=lambda e: abs(e.mean) + reach[e]), bound)
-
-
-def meets(result: Result) -> Finding | None:
-    """L̄/R̄ − 1 at the end, at the learning rate whose interval reaches furthest from zero."""
-    found = [estimate(measures.residual(tread)) for tread in measures.finished(result)]
-    return _worst(found, Inside(-MEETING, MEETING)) if found else None
-
-
-def slows(result: Result) -> Finding | None:
-    """The slope of log(meeting time) against log η, fitted for each seed."""
+    Returns:
+        One estimate, or none with fewer than two relaxed phases.
+    """
     fit = measures.relaxation_power(measures.finished(result))
-    return None if fit is None else Finding(estimate(fit[0]), Inside(high=0.0))
+    return [] if fit is None else [mean_over_seeds(fit[0])]
 
 
-def vanishes(result: Result) -> Finding | None:
-    """What is left of O_FB at the smallest learning rate, of that at the largest."""
+def remaining_landscape(result: Result) -> list[Estimate]:
+    """Estimate O_FB at the smallest learning rate divided by that at the largest.
+
+    Args:
+        result: A run that measures O_FB.
+
+    Returns:
+        One estimate, or none with fewer than two finished phases.
+    """
     lrs, values = measures.landscape(result)
-    if len(lrs) < 2:
-        return None
-    return Finding(quotient(values[0], values[-1]), Inside(-VANISHING, VANISHING))
+    return [ratio_over_seeds(values[0], values[-1])] if len(lrs) > 1 else []
 
 
-def linear_below(largest: float) -> Callable[[Result], Finding | None]:
-    """How far O_FB/η is from its value at the smallest η, where that reaches furthest."""
+def departures_below(largest: float) -> Finding:
+    """Measure how far O_FB/η departs from its value at the smallest η.
 
-    def measure(result: Result) -> Finding | None:
-        found = measures.departures(result, largest)
-        return _worst(found, Inside(-STRAIGHT, STRAIGHT)) if found else None
+    Args:
+        largest: The largest η to consider.
+
+    Returns:
+        A function that maps a result to an estimate for each further η up to `largest`.
+    """
+    return lambda result: measures.departures(result, largest)
+
+
+def departure_at(lr: float) -> Finding:
+    """Measure how far O_FB/η departs at one η from its value at the smallest, as a size.
+
+    Args:
+        lr: The learning rate η.
+
+    Returns:
+        A function that maps a result to one estimate, or none if η is not finished.
+    """
+
+    def measure(result: Result) -> list[Estimate]:
+        return [replace(e, value=abs(e.value)) for e in measures.departures(result, lr)[-1:]]
 
     return measure
 
 
-def bent_at(lr: float) -> Callable[[Result], Finding | None]:
-    """How far O_FB/η at `lr` is from its value at the smallest η."""
+def shuffling_effect(shuffled: Result, independent: Result) -> list[Estimate]:
+    """Estimate O_FB/η with reshuffled batches over that with independent batches, minus one.
 
-    def measure(result: Result) -> Finding | None:
-        found = measures.departures(result, lr)
-        if not found:
-            return None
-        return Finding(Estimate(abs(found[-1].mean), found[-1].half_width), Inside(low=STRAIGHT))
+    Args:
+        shuffled: The run with reshuffled batches.
+        independent: The run with independent batches.
 
-    return measure
-
-
-def lowered(shuffled: Result, independent: Result) -> Finding | None:
-    """O_FB/η with reshuffled batches over that with independent ones, less one, at small η."""
+    Returns:
+        One estimate at the three smallest η in common, or none with fewer than three.
+    """
     both = [measures.landscape(result) for result in (shuffled, independent)]
     common = np.intersect1d(both[0][0], both[1][0])[:3]
     if len(common) < 3:
-        return None
+        return []
     first, second = (
-        estimate((values[np.isin(lrs, common)] / common[:, None]).mean(0)) for lrs, values in both
+        mean_over_seeds((values[np.isin(lrs, common)] / common[:, None]).mean(0))
+        for lrs, values in both
     )
-    ratio = first.over(second)
-    return Finding(Estimate(ratio.mean - 1, ratio.half_width), Inside(high=0.0))
+    return [first.over(second).shifted(-1)]
 
 
-def difference(
-    first: tuple[int, str], second: tuple[int, str], part: slice, inside: Inside | None
-) -> Callable[..., Finding | None]:
-    """Accuracy of one arm less that of another, paired by initial seed.
+def accuracy_difference(first: Arm, second: Arm, part: slice) -> Finding:
+    """Measure the test accuracy of one arm minus that of another, paired by seed.
 
-    With no interval given, they are to be no further apart than the test images can tell.
+    Args:
+        first: The first arm.
+        second: The arm to subtract.
+        part: Fraction of the epochs over which accuracies are averaged.
+
+    Returns:
+        A function that maps results to one estimate.
     """
 
-    def measure(*results: Result) -> Finding | None:
+    def measure(*results: Result) -> list[Estimate]:
         pair = results[first[0]], results[second[0]]
         a = measures.accuracy(pair[0], first[1], part)
         b = measures.accuracy(pair[1], second[1], part)
-        found = estimate(measures.by_seed(*pair, a, b))
-        return Finding(found, inside or _indistinct(float(b.mean()), results[0]))
+        return [mean_over_seeds(measures.paired_difference(*pair, a, b))]
 
     return measure
 
 
-def _indistinct(accuracy: float, result: Result) -> Inside:
-    """Twice the sampling error of a difference of two accuracies on the test images."""
-    width = 2 * math.sqrt(2) * measures.sampling_error(accuracy, result.run.task.data)
-    return Inside(-width, width)
+def final_accuracy(arm: Arm) -> Callable[..., float]:
+    """Measure the final test accuracy of an arm.
+
+    Args:
+        arm: The arm.
+
+    Returns:
+        A function that maps results to the mean over seeds.
+    """
+    return lambda *results: float(measures.accuracy(results[arm[0]], arm[1], END).mean())
 
 
-def spread(grid: Result, schedules: Result) -> Finding | None:
-    """The best final accuracy of the grid less the worst, with the seeds' spread as its error."""
+def grid_spread(grid: Result, schedules: Result) -> list[Estimate]:
+    """Estimate the best final accuracy of the grid minus the worst.
+
+    The grid has one seed. The error is that of a difference of two single runs, √2 t s, with the
+    standard deviation s over the seeds of the adaptive schedule.
+
+    Args:
+        grid: The run over all X and Y.
+        schedules: The run with several seeds of the adaptive schedule.
+
+    Returns:
+        One estimate.
+    """
     found = measures.grid(grid).accuracy
-    seeds = estimate(measures.accuracy(schedules, "adaptive", END))
-    # Of a difference of two single runs: √2 s t, where the interval of a mean has s t/√n.
-    error = seeds.half_width * math.sqrt(2 * len(schedules.run.seeds))
-    return Finding(
-        Estimate(float(found.max() - found.min()), error), _indistinct(float(found.mean()), grid)
-    )
+    seeds = mean_over_seeds(measures.accuracy(schedules, "adaptive", END))
+    # The interval of a mean over n seeds is t s/√n.
+    error = seeds.scaled(math.sqrt(2 * len(schedules.run.seeds)))
+    return [replace(error, value=float(found.max() - found.min()))]
 
 
-COMPARISONS = 6
-"""One further precision for the MLP and two for the CNN, two quantities each."""
-Quantity = Callable[[Tread], Array]
-"""One value for each seed."""
+def grid_accuracy(grid: Result, schedules: Result) -> float:
+    """Average the final accuracy over the grid.
+
+    Args:
+        grid: The run over all X and Y.
+        schedules: Not used; the claim about the grid has two runs.
+
+    Returns:
+        The mean.
+    """
+    return float(measures.grid(grid).accuracy.mean())
 
 
-def same_residual(single: Result, *others: Result) -> Finding | None:
-    """The largest difference of L̄/R̄ − 1 to its value in single precision."""
-    return _compared(measures.residual, Agreement(PRECISE), single, *others)
+def precision_residuals(single: Result, *others: Result) -> list[Estimate]:
+    """Estimate the difference of L̄/R̄ − 1 to single precision, for each further precision.
+
+    Args:
+        single: The run in single precision.
+        *others: The runs in other precisions.
+
+    Returns:
+        An estimate for each further precision, or none if a run is not finished.
+    """
+    return _compared(measures.residual, single, *others)
 
 
-def same_landscape(single: Result, *others: Result) -> Finding | None:
-    """The largest difference of O_FB to its value in single precision, in units of the latter."""
-    treads = measures.finished(single)
-    if not treads:
-        return None
-    unit = float(treads[0].last("landscape").mean())
-    return _compared(
-        lambda tread: tread.last("landscape") / unit, Agreement(STRAIGHT), single, *others
-    )
+def precision_landscapes(single: Result, *others: Result) -> list[Estimate]:
+    """Estimate the relative difference of O_FB to single precision, for each further precision.
+
+    Args:
+        single: The run in single precision.
+        *others: The runs in other precisions.
+
+    Returns:
+        An estimate for each further precision, or none if a run is not finished.
+    """
+    phases = measures.finished(single)
+    if not phases:
+        return []
+    unit = float(phases[0].last("landscape").mean())
+    return _compared(lambda phase: phase.last("landscape") / unit, single, *others)
 
 
-def _compared(quantity: Quantity, bound: Bound, single: Result, *others: Result) -> Finding | None:
-    treads = [measures.finished(result) for result in (single, *others)]
-    if not all(treads):
-        return None
-    first, *further = (each[0] for each in treads)
-    return _worst([paired(first, tread, quantity) for tread in further], bound)
+def _compared(quantity: Quantity, single: Result, *others: Result) -> list[Estimate]:
+    phases = [measures.finished(result) for result in (single, *others)]
+    if not all(phases):
+        return []
+    first, *further = (each[0] for each in phases)
+    return [precision_difference(first, phase, quantity) for phase in further]
 
 
-def paired(single: Tread, other: Tread, quantity: Quantity) -> Estimate:
-    """The difference to single precision, paired by seed; one chance of error for all of them."""
-    confidence = 1 - (1 - CONFIDENCE) / COMPARISONS
+def precision_difference(single: Phase, other: Phase, quantity: Quantity) -> Estimate:
+    """Estimate the difference of a quantity to single precision, paired by seed.
+
+    All comparisons of precisions share one error probability, by Bonferroni's correction.
+
+    Args:
+        single: A phase in single precision.
+        other: The same phase in another precision.
+        quantity: What to compare.
+
+    Returns:
+        The estimate.
+    """
     pair = other.result, single.result
-    found = measures.by_seed(*pair, quantity(other), quantity(single))
-    return estimate(found, confidence)
+    differences = measures.paired_difference(*pair, quantity(other), quantity(single))
+    return mean_over_seeds(differences, 1 - (1 - CONFIDENCE) / COMPARISONS)

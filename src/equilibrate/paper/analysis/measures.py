@@ -1,4 +1,4 @@
-"""Numbers read off the records: what figures show, tables list and claims are held to."""
+"""Numbers computed from the records, for figures, tables and claims."""
 
 from __future__ import annotations
 
@@ -9,81 +9,127 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibrate.paper.analysis.results import Array, Result, Tread
-from equilibrate.paper.analysis.statistics import Estimate, estimate, quotient
-from equilibrate.paper.protocol.run import Adaptive
+from equilibrate.estimates import Estimate
+from equilibrate.paper.analysis.results import Array, Phase, Result
+from equilibrate.paper.analysis.seeds import mean_over_seeds, ratio_over_seeds
+from equilibrate.paper.protocol.schedules import Adaptive
 
 RELAXED = 0.1
-"""How near to each other the sides of FDR1 have to stay for a tread to have relaxed."""
+"""A phase has relaxed when |L̄/R̄ − 1| stays below this number."""
 END = slice(0.95, None)
+"""The fraction of the epochs over which a final accuracy is averaged."""
 BEGINNING = slice(None, 0.125)
-SMOOTH = 5
-"""Epochs over which an accuracy is averaged before it is asked whether it has arrived."""
+"""The fraction of the epochs over which an early accuracy is averaged."""
+SMOOTHING = 5
+"""Epochs over which an accuracy is averaged before it is compared with its final value."""
 
 PRECISIONS = {"fp32": "single", "tf32": "TF32", "fp16": "half"}
-"""What people call the precision of products."""
-
-_TEST_IMAGES = {"mnist": 10_000, "cifar10": 10_000, "digits": 297}
-
-
-def finished(result: Result) -> list[Tread]:
-    """The treads that are recorded to their ends."""
-    return [tread for tread in result.treads() if tread.finished]
+"""Names of the precisions of products, for people."""
+TEST_IMAGES = {"mnist": 10_000, "cifar10": 10_000, "digits": 297}
+"""Number of test images of each data set."""
 
 
-def by_seed(first: Result, second: Result, a: Array, b: Array) -> Array:
-    """The differences a − b of the seeds that both runs have, from values of all their own."""
-    _, here, there = np.intersect1d(first.run.seeds, second.run.seeds, return_indices=True)
-    return a[here] - b[there]
+def finished(result: Result) -> list[Phase]:
+    """List the phases whose epochs have all been recorded.
+
+    Args:
+        result: A run.
+
+    Returns:
+        Its finished phases, in order.
+    """
+    return [phase for phase in result.phases() if phase.finished]
+
+
+def paired_difference(first: Result, second: Result, a: Array, b: Array) -> Array:
+    """Subtract values of two runs, seed by seed.
+
+    Args:
+        first: A run.
+        second: Another run.
+        a: A value for each seed of `first`.
+        b: A value for each seed of `second`.
+
+    Returns:
+        The differences a − b for the seeds that both runs have.
+    """
+    _, own, others = np.intersect1d(first.run.seeds, second.run.seeds, return_indices=True)
+    return a[own] - b[others]
 
 
 # FDR1 -----------------------------------------------------------------------------------------
 
 
-def residual(tread: Tread) -> Array:
-    """L̄/R̄ − 1 at the end of a tread, for each seed."""
-    return tread.last("left") / tread.last("right") - 1
+def residual(phase: Phase) -> Array:
+    """Compute L̄/R̄ − 1 at the end of a phase.
+
+    Args:
+        phase: A phase.
+
+    Returns:
+        A value for each seed.
+    """
+    return phase.last("left") / phase.last("right") - 1
 
 
-def meeting_times(tread: Tread) -> Array:
-    """Epochs after which |L̄/R̄ − 1| < 0.1 for the rest of the tread; nan where never.
+def relaxation_times(phase: Phase) -> Array:
+    """Compute the epochs after which |L̄/R̄ − 1| stays below 0.1 until the end of the phase.
 
     >>> import types
     >>> sides = {"left": np.array([[3.0], [1.2], [1.05], [1.0]]), "right": np.ones((4, 1))}
-    >>> tread = types.SimpleNamespace(time=np.arange(1.0, 5.0), column=sides.get)
-    >>> meeting_times(tread)
+    >>> phase = types.SimpleNamespace(time=np.arange(1.0, 5.0), column=sides.get)
+    >>> relaxation_times(phase)
     array([3.])
+
+    Args:
+        phase: A phase.
+
+    Returns:
+        A time for each seed; nan if the seed has not relaxed at the end.
     """
-    near = np.abs(tread.column("left") / tread.column("right") - 1) < RELAXED
-    return _settled(tread.time, near)
+    near = np.abs(phase.column("left") / phase.column("right") - 1) < RELAXED
+    return _settling_times(phase.time, near)
 
 
-def _settled(time: Array, there: NDArray[np.bool_]) -> Array:
-    """The first time from which on it is `there`, for each column; nan where not in the end."""
-    staying = np.cumprod(there[::-1], axis=0)[::-1].astype(bool)
+def _settling_times(time: Array, settled: NDArray[np.bool_]) -> Array:
+    """Return the time from which each column of `settled` stays true; nan if it ends false."""
+    staying = np.cumprod(settled[::-1], axis=0)[::-1].astype(bool)
     return np.where(staying[-1], time[np.argmax(staying, axis=0)], np.nan)
 
 
-def geometric(values: Array) -> tuple[float, float, float]:
-    """The geometric mean over seeds and its 95 % interval: times span decades.
+def geometric_mean(values: Array) -> tuple[float, float, float]:
+    """Compute the geometric mean over seeds and its 95 % interval.
 
-    >>> print(["%.2g" % value for value in geometric(np.array([1.0, 10.0, 100.0]))])
+    >>> print(["%.2g" % value for value in geometric_mean(np.array([1.0, 10.0, 100.0]))])
     ['10', '0.033', '3e+03']
+
+    Args:
+        values: A positive value for each seed.
+
+    Returns:
+        The mean and the lower and upper end of the interval.
     """
-    logs = estimate(np.log(values))
-    return math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high)
+    logs = mean_over_seeds(np.log(values))
+    low, high = logs.interval
+    return math.exp(logs.value), math.exp(low), math.exp(high)
 
 
-def relaxation_power(treads: Sequence[Tread]) -> tuple[Array, Array] | None:
-    """(p, log c) of a fit c·η^p to the meeting times, for each seed; None with less than two η.
+def relaxation_power(phases: Sequence[Phase]) -> tuple[Array, Array] | None:
+    """Fit relaxation times with c·η^p, for each seed.
 
-    A learning rate at which a seed's sides have not met says nothing but "longer", and is left out.
+    Learning rates at which some seed has not relaxed are left out.
+
+    Args:
+        phases: Phases at different learning rates.
+
+    Returns:
+        p and log c for each seed, or None with fewer than two learning rates.
     """
-    times = {tread.lr: meeting_times(tread) for tread in treads}
-    met = {lr: np.log(values) for lr, values in times.items() if not np.isnan(values).any()}
-    if len(met) < 2:
+    times = {phase.lr: relaxation_times(phase) for phase in phases}
+    relaxed = {lr: np.log(values) for lr, values in times.items() if not np.isnan(values).any()}
+    if len(relaxed) < 2:
         return None
-    power, log_scale = np.polyfit(np.log([*met]), np.array([*met.values()]), 1)
+    power, log_scale = np.polyfit(np.log([*relaxed]), np.array([*relaxed.values()]), 1)
     return power, log_scale
 
 
@@ -91,47 +137,73 @@ def relaxation_power(treads: Sequence[Tread]) -> tuple[Array, Array] | None:
 
 
 def landscape(result: Result) -> tuple[Array, Array]:
-    """Learning rates from small to large, and O_FB of shape (learning rates, seeds)."""
-    treads = sorted(finished(result), key=lambda tread: tread.lr)
-    return np.array([t.lr for t in treads]), np.array([t.last("landscape") for t in treads])
+    """Collect O_FB of all finished phases.
+
+    Args:
+        result: A run that measures O_FB.
+
+    Returns:
+        Learning rates in increasing order, and O_FB of shape (learning rates, seeds).
+    """
+    phases = sorted(finished(result), key=lambda phase: phase.lr)
+    return np.array([p.lr for p in phases]), np.array([p.last("landscape") for p in phases])
 
 
 def departures(result: Result, largest: float) -> list[Estimate]:
-    """How far O_FB/η is from its value at the smallest η, for each further η up to `largest`."""
+    """Estimate the relative difference of O_FB/η to its value at the smallest η.
+
+    Args:
+        result: A run that measures O_FB.
+        largest: The largest η to consider.
+
+    Returns:
+        An estimate for each η above the smallest and up to `largest`, in increasing order.
+    """
     lrs, values = landscape(result)
     small = lrs <= largest * (1 + 1e-9)
     per_lr = values[small] / lrs[small, None]
-    if len(per_lr) < 2:
-        return []
-    quotients = [quotient(row, per_lr[0]) for row in per_lr[1:]]
-    return [Estimate(q.mean - 1, q.half_width) for q in quotients]
+    return [ratio_over_seeds(row, per_lr[0]).shifted(-1) for row in per_lr[1:]]
 
 
 def reshuffled_product(momentum: float, batches: int) -> float:
-    """⟨v·ξ⟩/Tr C, of the velocity before a step and the noise ξ of its batch, in reshuffled epochs.
+    """Compute ⟨v·ξ⟩/Tr C in reshuffled epochs, for slow modes.
 
-    The noises of an epoch's M batches sum to zero, so that ⟨ξ_t·ξ_s⟩ = −Tr C/(M−1), and v holds
-    −Σ μ^(k−1) ξ_(t−k) as far back as the epoch goes:
+    v is the velocity before a step and ξ the noise of its batch. The noises of an epoch's M batches
+    sum to zero, so that ⟨ξ_t·ξ_s⟩ = −Tr C/(M−1). v contains −Σ μ^(k−1) ξ_(t−k) for the earlier
+    steps of the epoch. On average over the epoch this gives
 
         [1 − (1−μ^M)/(M(1−μ))] / ((1−μ)(M−1))
 
-    on average over the epoch, for modes that are slower than it; for faster ones it is less. With
-    independent batches it is zero.
+    for modes that are slower than an epoch, and less for faster modes. It is zero with independent
+    batches.
 
     >>> print(f"{reshuffled_product(0.9, batches=500):.5f}")
     0.01964
+
+    Args:
+        momentum: μ.
+        batches: Batches in an epoch, M.
+
+    Returns:
+        ⟨v·ξ⟩/Tr C.
     """
     memory = (1 - (1 - momentum**batches) / (batches * (1 - momentum))) / (1 - momentum)
     return memory / (batches - 1)
 
 
-def reshuffling_offset(tread: Tread) -> float:
-    """What reshuffling takes at most from the second term of O_FB: −μ⟨v·ξ⟩, all modes being slow.
+def reshuffling_offset(phase: Phase) -> float:
+    """Compute −μ⟨v·ξ⟩, the largest change of the second term of O_FB by reshuffling.
 
-    Tr C is 2(1−μ)R̄/η to lowest order in η.
+    All modes are assumed to be slow, and Tr C is 2(1−μ)R̄/η to lowest order in η.
+
+    Args:
+        phase: A phase with reshuffled batches.
+
+    Returns:
+        The change, zero or negative.
     """
-    momentum, last = tread.result.run.momentum, tread.result.rows[-1]
-    trace = 2 * (1 - momentum) * float(tread.last("right").mean()) / tread.lr
+    momentum, last = phase.result.run.momentum, phase.result.rows[-1]
+    trace = 2 * (1 - momentum) * float(phase.last("right").mean()) / phase.lr
     batches = round(last["step"] / last["epoch"])
     return -momentum * reshuffled_product(momentum, batches) * trace
 
@@ -140,7 +212,17 @@ def reshuffling_offset(tread: Tread) -> float:
 
 
 def accuracy(result: Result, arm: str, part: slice, name: str = "test_accuracy") -> Array:
-    """The accuracy of each seed, averaged over a part of the epochs, at least one of them."""
+    """Average the accuracy over a part of the epochs, at least one.
+
+    Args:
+        result: A run that measures accuracies.
+        arm: An arm of the run.
+        part: Start and end of the part, as fractions of the recorded epochs.
+        name: The column to average.
+
+    Returns:
+        A value for each seed.
+    """
     _, values = result.measured(name, arm)
     count = len(values)
     start = min(round((part.start or 0.0) * count), count - 1)
@@ -149,46 +231,70 @@ def accuracy(result: Result, arm: str, part: slice, name: str = "test_accuracy")
 
 
 def sampling_error(accuracy: float, data: str) -> float:
-    """√(p(1−p)/n), the standard error of an accuracy p on the n test images of a data set.
+    """Compute √(p(1−p)/n), the standard error of an accuracy p on n test images.
 
     >>> round(sampling_error(0.5, "mnist"), 6)
     0.005
+
+    Args:
+        accuracy: p.
+        data: Name of the data set, which has n test images.
+
+    Returns:
+        The standard error.
     """
-    return math.sqrt(accuracy * (1 - accuracy) / _TEST_IMAGES[data])
+    return math.sqrt(accuracy * (1 - accuracy) / TEST_IMAGES[data])
 
 
 def arrival(result: Result, arm: str) -> Array:
-    """The first epoch from which on the test accuracy stays at its final value, for each seed.
+    """Compute the first epoch from which the test accuracy stays at its final value.
 
-    The final value p is the mean over the last twentieth of the epochs; "at" is within 2√(p(1−p)/n)
-    of it, two sampling errors on n test images; and the accuracy is averaged over the latest five
-    epochs (or as many as there are), so that one epoch's noise does not count as leaving. nan where
-    it is not there in the end.
+    The final value p is the mean over the last twentieth of the epochs. The accuracy, averaged over
+    the latest five epochs, is at its final value if they differ by at most two sampling errors,
+    2√(p(1−p)/n) on n test images.
+
+    Args:
+        result: A run that measures accuracies.
+        arm: An arm of the run.
+
+    Returns:
+        An epoch for each seed; nan if the accuracy is not at its final value at the end.
     """
     epoch, values = result.measured("test_accuracy", arm)
     final = accuracy(result, arm, END)
     sums = np.concatenate([np.zeros((1, len(final))), np.cumsum(values, axis=0)])
     ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - SMOOTH, 0)
+    starts = np.maximum(ends - SMOOTHING, 0)
     smooth = (sums[ends] - sums[starts]) / (ends - starts)[:, None]
     width = np.array([2 * sampling_error(p, result.run.task.data) for p in final])
-    return _settled(epoch, np.abs(smooth - final) <= width)
+    return _settling_times(epoch, np.abs(smooth - final) <= width)
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The adaptive schedule over X (rows) and Y (columns): means over seeds."""
+    """The adaptive schedule over X (rows) and Y (columns), averaged over seeds."""
 
-    tolerances: tuple[float, ...]
+    thresholds: tuple[float, ...]
+    """The values of X, in increasing order."""
     decreases: tuple[float, ...]
+    """The values of Y, in increasing order."""
     accuracy: Array
+    """Final test accuracies."""
     arrival: Array
+    """Epochs from which the accuracy stays at its final value."""
 
 
 def grid(result: Result) -> Grid:
-    """Final test accuracy and the epoch of arrival at it, for each X and Y."""
+    """Compute final test accuracies and epochs of arrival for all X and Y.
+
+    Args:
+        result: A run whose adaptive arms are a grid over X and Y.
+
+    Returns:
+        The grid.
+    """
     arms = {
-        (s.tolerance, s.decrease): arm
+        (s.threshold, s.decrease): arm
         for arm, s in result.run.arms.items()
         if isinstance(s, Adaptive)
     }

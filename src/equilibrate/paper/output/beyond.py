@@ -1,4 +1,4 @@
-"""The panels that the paper does not have: the X–Y grid, precisions, and relaxation times."""
+"""Panels that are not in the paper: the grid over X and Y, precisions, and relaxation times."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from equilibrate.estimates import Estimate
 from equilibrate.paper.analysis import measures
 from equilibrate.paper.analysis.results import Array, Result
-from equilibrate.paper.analysis.statistics import Estimate, estimate
+from equilibrate.paper.analysis.seeds import mean_over_seeds
 from equilibrate.paper.output import style
 
-PAPERS_SETTINGS = ((0.01, 0.1), (0.1, 0.3))
+PAPER_SETTINGS = ((0.01, 0.1), (0.1, 0.3))
 """(X, Y) of the main text and of the appendix."""
 
 
 def grid(results: Sequence[Result]) -> Figure:
-    """Final test accuracy and the epoch of arrival at it, over X and Y."""
+    """Draw final test accuracies and epochs of arrival over X and Y.
+
+    Args:
+        results: The run over all X and Y.
+
+    Returns:
+        The figure.
+    """
     figure, (final, epochs) = style.stacked((1.7, 1.7))
     found = measures.grid(results[0])
     error = measures.sampling_error(float(found.accuracy.mean()), results[0].run.task.data)
@@ -34,31 +42,38 @@ def grid(results: Sequence[Result]) -> Figure:
 
 
 def _heat_map(axes: Axes, grid: measures.Grid, values: Array, places: int, colours: str) -> None:
-    """A cell for each X and Y with its number in it."""
+    """A coloured cell with its number for each X and Y."""
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
-    depth = 0.05 + 0.5 * (values - low) / ((high - low) or 1)  # ink is to be seen on all of them
+    depth = 0.05 + 0.5 * (values - low) / ((high - low) or 1)  # pale enough for black text
     axes.imshow(matplotlib.colormaps[colours](np.nan_to_num(depth)), origin="lower", aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         text = f"{value:.{places}f}" if np.isfinite(value) else "never"
         axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
-    for x, y in PAPERS_SETTINGS:
-        corner = grid.decreases.index(y) - 0.46, grid.tolerances.index(x) - 0.46
+    for x, y in PAPER_SETTINGS:
+        corner = grid.decreases.index(y) - 0.46, grid.thresholds.index(x) - 0.46
         axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, ec="#222222", lw=1.5))
     axes.set_xticks(range(len(grid.decreases)), [f"{y:g}" for y in grid.decreases])
-    axes.set_yticks(range(len(grid.tolerances)), [f"{x:g}" for x in grid.tolerances])
+    axes.set_yticks(range(len(grid.thresholds)), [f"{x:g}" for x in grid.thresholds])
     axes.set_ylabel("threshold $X$")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
 
 def precision(results: Sequence[Result]) -> Figure:
-    """The residual of FDR1 and O_FB in each precision."""
+    """Draw the residual of FDR1 and O_FB for each precision.
+
+    Args:
+        results: A run for each precision.
+
+    Returns:
+        The figure.
+    """
     figure, (residual, landscape) = style.stacked((1.5, 1.5))
     for place, result in enumerate(results):
-        for tread in measures.finished(result):
-            _column(residual, place, 100 * measures.residual(tread))
-            _column(landscape, place, tread.last("landscape"))
+        for phase in measures.finished(result):
+            _column(residual, place, 100 * measures.residual(phase))
+            _column(landscape, place, phase.last("landscape"))
     residual.axhline(0, color="0.6", lw=0.6, zorder=0)
     residual.set_ylabel(r"$\overline{O}_L/\overline{O}_R - 1$ (%)")
     landscape.set_ylabel(r"$\langle O_{FB}\rangle$")
@@ -70,13 +85,13 @@ def precision(results: Sequence[Result]) -> Figure:
 
 
 def _column(axes: Axes, place: int, values: Array) -> None:
-    """Each seed as a pale dot, and their mean with its interval beside them."""
+    """Each seed as a pale dot, and to the right their mean with its interval."""
     axes.plot(np.full(len(values), place - 0.1), values, "o", ms=2.5, color="#9db8d2", mew=0)
-    found = estimate(values)
+    found = mean_over_seeds(values)
     axes.errorbar(
         [place + 0.1],
-        [found.mean],
-        yerr=None if np.isnan(found.half_width) else [found.half_width],
+        [found.value],
+        yerr=None if np.isnan(found.margin) else [found.margin],
         fmt="o",
         ms=4,
         color="#0b5394",
@@ -86,29 +101,36 @@ def _column(axes: Axes, place: int, values: Array) -> None:
 
 
 def times(results: Sequence[Result]) -> Figure:
-    """Relaxation times against the learning rate, with the fitted power."""
+    """Draw relaxation times against the learning rate, with the fitted power law.
+
+    Args:
+        results: The run with phases at several learning rates.
+
+    Returns:
+        The figure.
+    """
     figure, (axes,) = style.stacked((3.0,))
     axes.set_xlabel(r"learning rate $\eta$")
     axes.set_ylabel("epochs to equilibrate")
-    treads = measures.finished(results[0])
-    if not treads:
+    phases = measures.finished(results[0])
+    if not phases:
         axes.text(0.5, 0.5, "no learning rate is finished yet", ha="center", color="0.4")
         return figure
-    times = {tread.lr: measures.meeting_times(tread) for tread in treads}
-    met = [lr for lr, values in times.items() if not np.isnan(values).any()]
-    if met:
-        _times(axes, np.array(met), [measures.geometric(times[lr]) for lr in met])
-    longer = {t.lr: t.epochs for t in treads if t.lr not in met}
+    times = {phase.lr: measures.relaxation_times(phase) for phase in phases}
+    relaxed = [lr for lr, values in times.items() if not np.isnan(values).any()]
+    if relaxed:
+        _times(axes, np.array(relaxed), [measures.geometric_mean(times[lr]) for lr in relaxed])
+    longer = {phase.lr: phase.epochs for phase in phases if phase.lr not in relaxed}
     if longer:
         label = "longer, in some seeds"
         axes.plot([*longer], [*longer.values()], "^", mfc="none", color="#222222", label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    fit = measures.relaxation_power(treads)
+    fit = measures.relaxation_power(phases)
     if fit is not None:
-        power = estimate(fit[0])
+        power = mean_over_seeds(fit[0])
         ends = np.array([min(times) / 1.15, max(times) * 1.15])
-        line = np.exp(fit[1].mean()) * ends**power.mean
+        line = np.exp(fit[1].mean()) * ends**power.value
         axes.plot(ends, line, color="#d62728", lw=1, label=rf"$\propto\eta^{{{_exponent(power)}}}$")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
@@ -136,5 +158,5 @@ def _times(axes: Axes, lrs: Array, estimates: Sequence[tuple[float, float, float
 
 
 def _exponent(power: Estimate) -> str:
-    error = "" if np.isnan(power.half_width) else rf"\,\pm\,{power.half_width:.2f}"
-    return f"{power.mean:.2f}{error}"
+    error = "" if np.isnan(power.margin) else rf"\,\pm\,{power.margin:.2f}"
+    return f"{power.value:.2f}{error}"

@@ -1,4 +1,4 @@
-"""Every panel, drawn from the records alone; those of ours are drawn in `beyond`."""
+"""All panels, drawn from the records; the panels that are not in the paper are in `beyond`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from equilibrate.paper.analysis import measures, statistics
+from equilibrate.paper.analysis import measures
 from equilibrate.paper.analysis.results import Array, Result
+from equilibrate.paper.analysis.seeds import mean_over_seeds
 from equilibrate.paper.output import beyond, style
 from equilibrate.paper.protocol.panels import PANELS
 
@@ -38,40 +39,70 @@ _KINDS = (
 
 
 def draw(panel: str, results: Results) -> Figure:
-    """Draw one panel, "1a" to "B3b", from results that hold its runs."""
+    """Draw one panel.
+
+    Args:
+        panel: Name of the panel, "1a" to "B3b".
+        results: Results by the names of their runs, with those of the panel.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: If there is no such panel.
+    """
     if panel not in PANELS:
         raise ValueError(f"panel={panel!r} is unknown; choose from {', '.join(PANELS)}")
-    mine = [results[name] for name in PANELS[panel].runs]
-    mine += [results[name] for name in PANELS[panel].beside if name in results]
+    own = [results[name] for name in PANELS[panel].runs]
+    own += [results[name] for name in PANELS[panel].optional if name in results]
     kind = panel.rstrip("abcd")
     with matplotlib.rc_context(style.STYLE):
         if kind == "1":
-            figure = _initial(mine[0])
+            figure = _initial(own[0])
         elif kind == "2":
-            figure = _sequence(mine[0])
+            figure = _sequence(own[0])
         elif kind == "3":
-            figure = _landscape(mine)
+            figure = _landscape(own)
         elif kind == "4":
-            figure = _schedules(mine, ("preset", "adaptive", "amsgrad"), 0)
+            figure = _schedules(own, ("preset", "adaptive", "amsgrad"), 0)
         elif kind == "S1":
-            figure = _schedules(mine[::-1], ("amsgrad", "adam"), 0, rate=False)
+            figure = _schedules(own[::-1], ("amsgrad", "adam"), 0, rate=False)
         elif kind == "S2":
-            figure = _schedules(mine, ("preset", "eager", "amsgrad"), "abcd".index(panel[-1]))
+            figure = _schedules(own, ("preset", "eager", "amsgrad"), "abcd".index(panel[-1]))
         else:
-            figure = {"B1": beyond.grid, "B2": beyond.precision, "B3": beyond.times}[kind](mine)
-        _head(figure, panel, mine)
+            figure = {"B1": beyond.grid, "B2": beyond.precision, "B3": beyond.times}[kind](own)
+        _head(figure, panel, own)
     return figure
 
 
 def caption(panel: str, results: Results) -> str:
-    """The panel's caption in our words."""
+    """Compose the caption of a panel.
+
+    Args:
+        panel: Name of the panel.
+        results: Results by the names of their runs, with those of the panel.
+
+    Returns:
+        The caption.
+    """
     run = results[PANELS[panel].runs[0]].run
     seed = "abcd".index(panel[-1])
     return PANELS[panel].caption.format(title=run.task.title, seed=seed)
 
 
 def save(panel: str, results: Results, folder: Path | str) -> tuple[Path, Path]:
-    """Write fig1a.png and fig1a.svg, say, into `folder`; the same records give the same files."""
+    """Draw one panel into files such as fig1a.png and fig1a.svg.
+
+    The same records give the same files, byte for byte.
+
+    Args:
+        panel: Name of the panel.
+        results: Results by the names of their runs, with those of the panel.
+        folder: The folder to write to; it is created if necessary.
+
+    Returns:
+        The paths of the two files.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     figure = draw(panel, results)
@@ -83,7 +114,7 @@ def save(panel: str, results: Results, folder: Path | str) -> tuple[Path, Path]:
 
 
 def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
-    """Panel letter, title, and what is missing where a run is not whole."""
+    """Add the panel's name and title, and what is missing if a run is incomplete."""
     run = results[0].run
     title = run.task.title
     if panel[0] in "123" or panel[:2] in ("B2", "B3"):
@@ -99,7 +130,7 @@ def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
         figure.axes[0].set_title(title, loc="left")
     figure.align_ylabels()
     missing = dict.fromkeys(f"{r.run.name}: {s}" for r in results if (s := r.shortfall))
-    if missing:  # below, a legend would lie on it
+    if missing:  # above the axes, since a legend may cover the space below
         place = figure.supxlabel if panel.startswith("B1") else figure.suptitle
         place("incomplete – " + ";\n".join(missing), fontsize=6.5, color="#b00020")
 
@@ -123,7 +154,7 @@ def _initial(result: Result) -> Figure:
     ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} % at the end"
     legend = sides.legend(loc="lower right", title=ratio, title_fontsize=7.5, ncols=2)
     legend.set(frame_on=True)
-    legend.get_frame().set(edgecolor="none", alpha=0.8)  # a side near zero passes below it
+    legend.get_frame().set(edgecolor="none", alpha=0.8)  # a curve near zero may run behind it
     sides.set_ylim(bottom=float(np.nanmin(right)) / 10)  # room for the legend
     style.plain_ticks(loss)
     return figure
@@ -131,21 +162,21 @@ def _initial(result: Result) -> Figure:
 
 def _sequence(result: Result) -> Figure:
     figure, (axes,) = style.stacked((3.0,))
-    treads = result.treads()
-    colours = style.shades(len(treads))
-    for tread, colour in zip(treads, colours, strict=True):
-        axes.plot(tread.time, style.positive(tread.column("left")[:, 0]), color=colour, lw=1.1)
+    phases = result.phases()
+    colours = style.shades(len(phases))
+    for phase, colour in zip(phases, colours, strict=True):
+        axes.plot(phase.time, style.positive(phase.column("left")[:, 0]), color=colour, lw=1.1)
         light = (*style.lighten(colour), 1.0)
-        axes.plot(tread.time, tread.column("right")[:, 0], color=light, lw=1.4, ls=(0, (1, 1)))
+        axes.plot(phase.time, phase.column("right")[:, 0], color=light, lw=1.4, ls=(0, (1, 1)))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    # Where O_L is about to change its sign it falls out of a logarithmic axis.
-    axes.set_ylim(bottom=min(float(np.nanmin(t.column("right")[:, 0])) for t in treads) / 2)
+    # O_L leaves a logarithmic axis where it changes its sign.
+    axes.set_ylim(bottom=min(float(np.nanmin(p.column("right")[:, 0])) for p in phases) / 2)
     axes.set_xlabel(r"epochs since $\eta$ was set")
     axes.set_ylabel(r"half-running averages of $O_L$, $O_R$")
     rates = [
-        Line2D([], [], color=colour, label=f"{tread.lr:g}")
-        for tread, colour in zip(treads, colours, strict=True)
+        Line2D([], [], color=colour, label=f"{phase.lr:g}")
+        for phase, colour in zip(phases, colours, strict=True)
     ]
     kinds = [
         Line2D([], [], color="0.2", label=r"$\overline{O}_L$"),
@@ -160,33 +191,33 @@ def _sequence(result: Result) -> Figure:
 
 @dataclass(frozen=True, eq=False)
 class _Series:
-    """O_FB by learning rate, from small to large, and how its batches were drawn."""
+    """O_FB for increasing learning rates, and how the batches were drawn."""
 
     lrs: Array
     mean: Array
-    error: Array
+    margin: Array
     sampling: str
 
     @property
     def low(self) -> Array:
-        return self.mean - np.nan_to_num(self.error)
+        return self.mean - np.nan_to_num(self.margin)
 
     @property
     def high(self) -> Array:
-        return self.mean + np.nan_to_num(self.error)
+        return self.mean + np.nan_to_num(self.margin)
 
     @property
     def slope(self) -> float:
-        """That of the line from the origin through the smallest learning rate."""
+        """Slope of the line from the origin through the point at the smallest learning rate."""
         return float(self.mean[0] / self.lrs[0])
 
     def plot(self, axes: Axes) -> None:
-        seeds = np.isfinite(self.error).all()
+        seeds = np.isfinite(self.margin).all()
         name, marker, line = _BATCHES[self.sampling]
         axes.errorbar(
             self.lrs,
             self.mean,
-            yerr=self.error if seeds else None,
+            yerr=self.margin if seeds else None,
             elinewidth=0.9,
             capsize=2,
             label=f"{name}, {'95 % interval' if seeds else 'one seed'}",
@@ -215,10 +246,10 @@ def _series(result: Result) -> _Series | None:
     lrs, values = measures.landscape(result)
     if not len(lrs):
         return None
-    estimates = [statistics.estimate(row) for row in values]
-    mean = np.array([estimate.mean for estimate in estimates])
-    error = np.array([estimate.half_width for estimate in estimates])
-    return _Series(lrs, mean, error, result.run.sampling)
+    estimates = [mean_over_seeds(row) for row in values]
+    mean = np.array([estimate.value for estimate in estimates])
+    margin = np.array([estimate.margin for estimate in estimates])
+    return _Series(lrs, mean, margin, result.run.sampling)
 
 
 def _landscape(results: Sequence[Result]) -> Figure:
@@ -242,7 +273,7 @@ def _landscape(results: Sequence[Result]) -> Figure:
         for one in series:
             one.plot(inset)
         _frame(inset, series, float(small[-1]), 1.15)
-        inset.spines[:].set(visible=True, color="0.6")  # or points beside it would read on its axis
+        inset.spines[:].set(visible=True, color="0.6")  # separates its axes from the points outside
         inset.tick_params(labelsize=6, color="0.6")
         inset.locator_params(nbins=4)
         inset.xaxis.get_offset_text().set_fontsize(6)
@@ -252,7 +283,7 @@ def _landscape(results: Sequence[Result]) -> Figure:
 
 
 def _frame(axes: Axes, series: Sequence[_Series], largest: float, margin: float) -> None:
-    """Room for all points up to the learning rate `largest`, and for zero."""
+    """Set the limits so that zero and all points up to the learning rate `largest` are visible."""
     high = max(float(value) for one in series for value in one.high[one.lrs <= largest])
     low = min(float(value) for one in series for value in one.low[one.lrs <= largest])
     axes.set_xlim(0, margin * largest)
@@ -269,20 +300,20 @@ _INSETS: tuple[_Box, ...] = ((0.14, 0.55, 0.42, 0.4), (0.49, 0.13, 0.31, 0.38))
 
 
 def _place(axes: Axes, series: Sequence[_Series]) -> _Box | None:
-    """Where an inset hides no point: above on the left, below on the right, or nowhere."""
+    """Return a place for an inset that hides no point: top left, bottom right, or None."""
     return next((box for box in _INSETS if not any(_hides(box, axes, s) for s in series)), None)
 
 
 def _hides(box: _Box, axes: Axes, one: _Series) -> bool:
-    """Whether points or their intervals lie behind an inset, its labels or the power below them."""
+    """Return whether an inset with its labels would hide points or their intervals."""
     (_, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     x, low, high = one.lrs / right, *((y - bottom) / (top - bottom) for y in (one.low, one.high))
-    beside = (x < box[0] - 0.06) | (x > box[0] + box[2] + 0.03)
-    return bool((~beside & (high > box[1] - 0.12) & (low < box[1] + box[3])).any())
+    outside = (x < box[0] - 0.06) | (x > box[0] + box[2] + 0.03)
+    return bool((~outside & (high > box[1] - 0.12) & (low < box[1] + box[3])).any())
 
 
 def _zoom(lrs: Array) -> float:
-    """Up to where the inset shows: the smaller half of the learning rates."""
+    """Return the largest learning rate in the inset, which shows the smaller half of them."""
     return float(np.sort(lrs)[(len(lrs) - 1) // 2])
 
 
@@ -333,7 +364,7 @@ def _schedules(
 
 
 def _accuracy(axes: Axes) -> None:
-    """The upper part of the accuracies, where the schedules differ; the first epochs leave it."""
+    """Limit the axis to high accuracies, where the schedules differ; early epochs lie outside."""
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     low = np.nanquantile(values, 0.04)
     axes.set_ylim(low - 0.06 * (np.nanmax(values) - low), None)

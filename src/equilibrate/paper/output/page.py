@@ -1,54 +1,66 @@
-"""The page of a reproduction: claims, figures, numbers, and what was run where."""
+"""The HTML page of a reproduction: claims, figures, numbers, protocol and environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from equilibrate.paper.analysis.claims import Claim, about
+from equilibrate.paper.analysis import verdicts
 from equilibrate.paper.analysis.results import Result
 from equilibrate.paper.output import figures
-from equilibrate.paper.protocol import run as protocols
+from equilibrate.paper.protocol import schedules as protocols
 from equilibrate.paper.protocol.panels import PANELS
-from equilibrate.report import page as report
+from equilibrate.report import page
+from equilibrate.report.claims import JudgedClaim
+from equilibrate.report.tables import Table
 
 _NAMES = {"sgd": "SGD", "adam": "Adam", "amsgrad": "AMSGrad"}
 
 
 def compose(
     out: Path,
-    found: Sequence[Claim],
+    claims: Sequence[JudgedClaim],
     panels: Sequence[str],
     recorded: Mapping[str, Result],
-    numbers: Sequence[report.Table],
+    numbers: Sequence[Table],
 ) -> str:
-    """What was run, measured and found in out, as one HTML page about the panels drawn."""
+    """Compose the page about the panels that were drawn.
+
+    Args:
+        out: Folder of the reproduction, with the figures in `out/figures`.
+        claims: All judged claims; those about other panels are left out.
+        panels: The panels that were drawn.
+        recorded: Results by the names of their runs.
+        numbers: Tables to show below the figures.
+
+    Returns:
+        The HTML text.
+    """
     first = next(iter(recorded.values()))
     summary = [
         "The experiments of “Fluctuation-dissipation relations for stochastic gradient descent”, "
-        "run again: each of its figures, and each claim of its text held to what was measured. "
-        "Figures whose names begin with B, and the second table of claims, go beyond it.",
+        "reproduced: all of its figures, and each claim of its text compared with measurements. "
+        "Figures whose names begin with B, and the second table of claims, are not in the paper.",
     ]
     if first.profile != "paper":
         summary.append(
             f"This is the {first.profile} profile: small models on scikit-learn's digits. It shows "
-            "the relations at work in minutes; what the paper says of MNIST and CIFAR-10 it cannot "
-            "test."
+            "the relations within minutes, but cannot test what the paper claims about MNIST and "
+            "CIFAR-10."
         )
     absent = [panel for panel in PANELS if panel not in panels]
     if absent:
         summary.append(
-            f"Figures that are not drawn here, and the claims about them alone, are left out: "
+            f"These figures were not drawn, and claims about them are not shown: "
             f"{', '.join(absent)}."
         )
-    return report.page(
+    return page.render(
         "The paper, reproduced",
         summary,
-        [asdict(claim) for claim in about(found, panels)],
+        verdicts.grouped(claims, panels),
         [
-            report.Illustration(
+            page.Illustration(
                 panel, out / "figures" / f"fig{panel}.svg", figures.caption(panel, recorded)
             )
             for panel in panels
@@ -61,7 +73,7 @@ def compose(
     )
 
 
-def _protocol_table(found: Sequence[Result]) -> report.Table:
+def _protocol_table(found: Sequence[Result]) -> Table:
     columns = ("Run", "Task", "Training", "Schedules", "Epochs", "Seeds")
     rows = []
     for result in found:
@@ -83,19 +95,21 @@ def _protocol_table(found: Sequence[Result]) -> report.Table:
                 f"{len(run.seeds)} of {run.full_seeds}",
             )
         )
-    return report.Table("Protocol", columns, rows)
+    return Table("Protocol", columns, rows)
 
 
 def _schedules(schedules: Sequence[protocols.Schedule]) -> str:
-    """Every schedule, or what a whole grid of them ranges over.
+    """Return all schedules, or the axes of a complete grid of adaptive ones.
 
-    >>> grid = [protocols.Adaptive(0.1, 400, x, y) for x in (0.01, 0.1) for y in (0.1, 0.3, 0.5)]
+    >>> grid = [
+    ...     protocols.Adaptive(0.1, 400, x, 1 - y) for x in (0.01, 0.1) for y in (0.1, 0.3, 0.5)
+    ... ]
     >>> _schedules(grid)
     'from η = 0.1, each X of 0.01, 0.1 with each Y of 0.1, 0.3, 0.5'
     >>> _schedules(grid[:1])
     'from η = 0.1, X = 0.01, Y = 0.1'
     """
-    grid = [(s.lr, s.tolerance, s.decrease) for s in schedules if isinstance(s, protocols.Adaptive)]
+    grid = [(s.lr, s.threshold, s.decrease) for s in schedules if isinstance(s, protocols.Adaptive)]
     axes = [sorted(set(axis)) for axis in zip(*grid, strict=True)]
     if len(grid) == len(schedules) > 2 and sorted(grid) == [*product(*axes)]:
         lrs, tolerances, decreases = (", ".join(f"{v:g}" for v in axis) for axis in axes)
@@ -104,19 +118,19 @@ def _schedules(schedules: Sequence[protocols.Schedule]) -> str:
 
 
 def _describe(schedule: protocols.Schedule) -> str:
-    if isinstance(schedule, protocols.Stairs):
-        return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.treads)
-    return f"from η = {schedule.lr:g}, X = {schedule.tolerance:g}, Y = {schedule.decrease:g}"
+    if isinstance(schedule, protocols.PiecewiseConstant):
+        return " → ".join(f"η = {lr:g} for {epochs}" for lr, epochs in schedule.phases)
+    return f"from η = {schedule.lr:g}, X = {schedule.threshold:g}, Y = {schedule.decrease:g}"
 
 
-def _environment_table(found: Sequence[Result]) -> report.Table:
-    """Where the runs were made; what differs among them is told in full."""
+def _environment_table(found: Sequence[Result]) -> Table:
+    """Return where the runs were made, with all values that differ between them."""
     environments = [{**result.environment, "device": result.device} for result in found]
     rows = []
     for key in dict.fromkeys(key for environment in environments for key in environment):
         values = [environment[key] for environment in environments if key in environment]
-        told = list(dict.fromkeys(str(value) for value in values if value is not None))
+        texts = list(dict.fromkeys(str(value) for value in values if value is not None))
         if key == "started":
-            told = [" to ".join(dict.fromkeys((min(told), max(told))))]
-        rows.append((key, ", ".join(told) or "–"))
-    return report.Table("Environment", ("What", "Value"), rows)
+            texts = [" to ".join(dict.fromkeys((min(texts), max(texts))))]
+        rows.append((key, ", ".join(texts) or "–"))
+    return Table("Environment", ("What", "Value"), rows)

@@ -1,4 +1,4 @@
-"""How figures look: type, lines, colours, and axes of one width."""
+"""Style of the figures: fonts, lines, colours, and axes of one width."""
 
 from __future__ import annotations
 
@@ -33,11 +33,20 @@ STYLE: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "equilibrate",
 }
+"""Settings of matplotlib."""
 WIDTH = 3.6
+"""Width of a figure in inches."""
 
 
 def stacked(rows: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    """Axes above each other, as high as `rows` says, with one horizontal axis."""
+    """Create axes above each other that share the horizontal axis.
+
+    Args:
+        rows: Heights of the axes.
+
+    Returns:
+        The figure and its axes, from top to bottom.
+    """
     figure = Figure(figsize=(WIDTH, 0.9 + 0.9 * sum(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=list(rows))
@@ -45,23 +54,48 @@ def stacked(rows: Sequence[float]) -> tuple[Figure, list[Axes]]:
 
 
 def positive(values: Array) -> Array:
-    """A gap where a logarithmic axis has no place for a value."""
+    """Replace values that a logarithmic axis cannot show by nan.
+
+    Args:
+        values: Any values.
+
+    Returns:
+        The values, with nan where they are not positive.
+    """
     return np.where(values > 0, values, np.nan)
 
 
 def shades(count: int) -> list[tuple[float, float, float]]:
-    """Colours in an order that can be seen."""
+    """Choose colours that show an order.
+
+    Args:
+        count: The number of colours.
+
+    Returns:
+        Red, green and blue of each colour, between 0 and 1.
+    """
     palette = matplotlib.colormaps["viridis"](np.linspace(0.02, 0.88, max(count, 2)))
     return [(float(r), float(g), float(b)) for r, g, b, _ in palette[:count]]
 
 
 def lighten(colour: tuple[float, float, float]) -> tuple[float, ...]:
-    """The same colour, paler."""
+    """Make a colour paler.
+
+    Args:
+        colour: Red, green and blue, between 0 and 1.
+
+    Returns:
+        The paler colour.
+    """
     return tuple(1 - 0.55 * (1 - channel) for channel in colour)
 
 
 def plain_ticks(axes: Axes) -> None:
-    """A logarithmic axis of less than two decades, labelled in plain numbers."""
+    """Label a logarithmic vertical axis of less than two decades with plain numbers.
+
+    Args:
+        axes: The axes to change.
+    """
     low, high = axes.get_ylim()
     if high / low < 100:
         few, many = (1.0, 2.0, 5.0), (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)

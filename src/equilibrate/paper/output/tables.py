@@ -1,4 +1,4 @@
-"""The numbers behind figures and claims as tables, made from the records alone."""
+"""The numbers behind figures and claims as tables, made from the records."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from equilibrate.estimates import Estimate
 from equilibrate.paper.analysis import findings, measures
-from equilibrate.paper.analysis.claims import Claim
 from equilibrate.paper.analysis.measures import END
-from equilibrate.paper.analysis.results import Array, Result, Tread
-from equilibrate.paper.analysis.statistics import Estimate, estimate
-from equilibrate.paper.protocol.panels import runs_of_the_paper
+from equilibrate.paper.analysis.results import Array, Phase, Result
+from equilibrate.paper.analysis.seeds import mean_over_seeds
+from equilibrate.paper.protocol.panels import paper_runs
 from equilibrate.paper.protocol.profiles import PROFILES
 from equilibrate.paper.protocol.run import whole_name
 from equilibrate.paper.runs.timings import Timing
-from equilibrate.report.page import Table, number
+from equilibrate.report.claims import ClaimGroup, JudgedClaim
+from equilibrate.report.numbers import format_estimate
+from equilibrate.report.tables import Table
 
 Results = Mapping[str, Result]
 
+_TASKS = ("mlp", "cnn")
 _ARMS = {
     "preset": "preset, η/10 for each quarter",
     "adaptive": "adaptive, X = 0.01, Y = 0.1",
@@ -30,94 +33,71 @@ _ARMS = {
 
 
 def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
-    """Every table for which there are records, in the order of the figures."""
+    """Make all tables for which there are records.
+
+    Args:
+        results: Results by the names of their runs; runs may be missing.
+        timings: How long the runs took.
+
+    Returns:
+        The tables that are not empty, in the order of the figures.
+    """
     results = {name: result for name, result in results.items() if len(result.epoch)}
-    tasks = ("mlp", "cnn")
-    found = [table(results, task) for table in (_equilibration, _landscape) for task in tasks]
-    found.append(_accuracies(results, tasks))
-    found += [table for task in tasks for table in _grid(results, task)]
-    found += [_precision(results, tasks), _speed(timings)]
+    found = [table(results, task) for table in (_equilibration, _landscape) for task in _TASKS]
+    found.append(_accuracies(results))
+    found += [table for task in _TASKS for table in _grid(results, task)]
+    found += [_precision(results), _speed(timings)]
     return [table for table in found if table is not None and table.rows]
 
 
-def of_claims(claims: Sequence[Claim]) -> list[Table]:
-    """The paper's claims, and ours."""
-    columns = ("Figure", "Claim", "Measured", "Held to", "Verdict")
-    headings = {False: "Claims of the paper", True: "Claims beyond the paper"}
-    return [
-        Table(
-            heading,
-            columns,
-            [
-                (
-                    claim.figure,
-                    claim.statement,
-                    number(claim.measured, claim.error),
-                    claim.bound,
-                    claim.verdict + (f" ({claim.remark})" if claim.remark else ""),
-                )
-                for claim in claims
-                if claim.ours == ours
-            ],
-        )
-        for ours, heading in headings.items()
-    ]
+# Claims ---------------------------------------------------------------------------------------
 
 
-_SUMMARY = (
-    ("2", "the sides of FDR1 meet at every η", "sequence-meet", "{} % apart at the worst η", 100),
-    ("2", "the smaller η, the longer it takes", "sequence-slows", "time ∝ η^({})", 1),
-    ("3", "O_FB vanishes with η", "landscape-vanishes", "{} % left at the smallest η", 100),
-    ("3", "O_FB is linear in η below 0.01", "landscape-linear", "{} % off the line", 100),
-    ("3", "O_FB is anharmonic down to η ∼ 0.001", "landscape-bent", "{} % off the line", 100),
-    ("4", "adaptive is comparable to preset", "adaptive-like-preset", "by {} points", 100),
-    ("4", "adaptive ends above AMSGrad", "adaptive-beats-amsgrad", "by {} points", 100),
-    ("4", "adaptive lags behind AMSGrad at first", "adaptive-lags", "by {} points", 100),
-    ("S1", "AMSGrad ends marginally above Adam", "amsgrad-beats-adam", "by {} points", 100),
-    ("S2", "X = 0.1, Y = 0.3 is ahead at first", "eager-faster", "by {} points", 100),
-    ("S2", "… and ends below", "eager-ends-lower", "by {} points", 100),
-)
+def claim_table(group: ClaimGroup) -> Table:
+    """Make a table of a group of claims.
 
+    Args:
+        group: The group.
 
-def summary(claims: Sequence[Claim]) -> Table:
-    """The paper's claims in a few words, with what was found for each task."""
-    found = {claim.id: claim for claim in claims}
-
-    def cell(claim: Claim | None, words: str, scale: float) -> str:
-        if claim is None or claim.measured is None:
-            return "–" if claim is None else "not run"
-        error = None if claim.error is None else scale * claim.error
-        return f"{claim.verdict}: {words.format(number(scale * claim.measured, error))}"
-
+    Returns:
+        The table, with a row for each claim.
+    """
     rows = [
-        (figure, says, *(cell(found.get(f"{id}-{task}"), words, scale) for task in ("mlp", "cnn")))
-        for figure, says, id, words, scale in _SUMMARY
+        (
+            claim.figure,
+            claim.statement,
+            claim.measured_text,
+            claim.bound,
+            claim.verdict + (f" ({claim.remark})" if claim.remark else ""),
+        )
+        for claim in group.claims
     ]
-    heading = "In short (± is half a 95 % interval over seeds; points are of test accuracy)"
+    return Table(group.heading, ("Figure", "Claim", "Measured", "Bound", "Verdict"), rows)
+
+
+def summary(claims: Sequence[JudgedClaim]) -> Table:
+    """Summarize the paper's claims in a few words, with what was found for each task.
+
+    Args:
+        claims: The judged claims; those without a short text are left out.
+
+    Returns:
+        The table, with a row for each short text and a column for each task.
+    """
+    found = {(claim.short, claim.task): claim for claim in claims if claim.short}
+    figures = {claim.short: claim.figure.rstrip("abcd") for claim in found.values()}
+    rows = [
+        (figure, short, *(_outcome(found.get((short, task))) for task in _TASKS))
+        for short, figure in figures.items()
+    ]
+    heading = "Summary (± is half a 95 % interval over seeds; points are of test accuracy)"
     return Table(heading, ("figure", "the paper says", "MLP", "CNN"), rows)
 
 
-def markdown(tables: Iterable[Table]) -> str:
-    """The tables as Markdown, a heading above each.
-
-    >>> print(markdown([Table("Size", ("what", "|x|"), [("a", "1")])]))
-    ### Size
-    <BLANKLINE>
-    | what | \\|x\\| |
-    | --- | --- |
-    | a | 1 |
-    <BLANKLINE>
-    """
-    parts = []
-    for table in tables:
-        lines = [_line(table.columns), _line(["---"] * len(table.columns))]
-        lines += [_line(row) for row in table.rows]
-        parts.append(f"### {table.heading}\n\n" + "\n".join(lines) + "\n")
-    return "\n".join(parts)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _outcome(claim: JudgedClaim | None) -> str:
+    if claim is None:
+        return "–"
+    return f"{claim.verdict}: {claim.short_measured}" if claim.short_measured else "not run"
 
 
 def _heading(text: str, *results: Result) -> str:
@@ -125,13 +105,13 @@ def _heading(text: str, *results: Result) -> str:
     return text + (f" (incomplete – {'; '.join(missing)})" if missing else "")
 
 
-def _text(found: Estimate, scale: float = 1.0) -> str:
-    error = None if math.isnan(found.half_width) else scale * found.half_width
-    return number(None if math.isnan(found.mean) else scale * found.mean, error)
+def _over_seeds(values: Array) -> str:
+    """Return the mean and 95 % interval over seeds."""
+    return format_estimate(mean_over_seeds(values))
 
 
 def _percent(values: Array) -> str:
-    """Mean ± standard deviation over seeds of numbers in [0, 1]."""
+    """Return mean ± standard deviation over seeds of numbers in [0, 1]."""
     spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
     return f"{100 * values.mean():.2f}{spread}"
 
@@ -143,26 +123,29 @@ def _equilibration(results: Results, task: str) -> Table | None:
     result, independent = results.get(f"{task}-sequence"), results.get(f"{task}-unbiased")
     if result is None:
         return None
-    treads = measures.finished(result)
-    fit = measures.relaxation_power(treads)
-    power = "" if fit is None else f", time ∝ η^({_text(estimate(fit[0]))})"
+    phases = measures.finished(result)
+    fit = measures.relaxation_power(phases)
+    power = "" if fit is None else f", time ∝ η^({_over_seeds(fit[0])})"
     columns = ["η", "L̄/R̄ − 1 at the end", "epochs until it stays within ± 0.1"]
-    rows = [[f"{t.lr:g}", _text(estimate(measures.residual(t))), _meeting_time(t)] for t in treads]
+    rows = [
+        [f"{phase.lr:g}", _over_seeds(measures.residual(phase)), _relaxation_time(phase)]
+        for phase in phases
+    ]
     if independent is not None:
         columns.append("L̄/R̄ − 1, independent batches")
-        others = {tread.lr: tread for tread in measures.finished(independent)}
-        for tread, row in zip(treads, rows, strict=True):
-            other = others.get(tread.lr)
-            row.append("–" if other is None else _text(estimate(measures.residual(other))))
-    there = [r for r in (result, independent) if r is not None]
-    return Table(_heading(f"Equilibration, {result.run.task.title}{power}", *there), columns, rows)
+        others = {phase.lr: phase for phase in measures.finished(independent)}
+        for phase, row in zip(phases, rows, strict=True):
+            other = others.get(phase.lr)
+            row.append("–" if other is None else _over_seeds(measures.residual(other)))
+    used = [r for r in (result, independent) if r is not None]
+    return Table(_heading(f"Equilibration, {result.run.task.title}{power}", *used), columns, rows)
 
 
-def _meeting_time(tread: Tread) -> str:
-    times = measures.meeting_times(tread)
+def _relaxation_time(phase: Phase) -> str:
+    times = measures.relaxation_times(phase)
     if np.isnan(times).any():
-        return f"{np.isnan(times).sum()} of {len(times)} seeds longer than {tread.epochs}"
-    mean, low, high = measures.geometric(times)
+        return f"{np.isnan(times).sum()} of {len(times)} seeds longer than {phase.epochs}"
+    mean, low, high = measures.geometric_mean(times)
     return f"{mean:.3g}" + ("" if math.isnan(low) else f" ({low:.3g} to {high:.3g})")
 
 
@@ -170,7 +153,7 @@ def _landscape(results: Results, task: str) -> Table | None:
     both = [results[name] for kind in _BATCHES if (name := f"{task}-{kind}") in results]
     if not both:
         return None
-    treads = {r.run.name: {t.lr: t for t in measures.finished(r)} for r in both}
+    phases = {r.run.name: {phase.lr: phase for phase in measures.finished(r)} for r in both}
     columns = ["η"]
     for result in both:
         kind = _BATCHES[result.run.name.removeprefix(f"{task}-")]
@@ -180,16 +163,15 @@ def _landscape(results: Results, task: str) -> Table | None:
         if both[0].run.momentum:
             columns.append("by the second term, at most (predicted)")
     rows = []
-    for lr in sorted({lr for found in treads.values() for lr in found}, reverse=True):
+    for lr in sorted({lr for found in phases.values() for lr in found}, reverse=True):
         cells = [f"{lr:g}"]
-        values = [_value(found.get(lr)) for found in treads.values()]
+        values = [_value(found.get(lr)) for found in phases.values()]
         for value in values:
-            cells += [_text(value), _text(value, 1 / lr)]
+            cells += [format_estimate(value), format_estimate(value.scaled(1 / lr))]
         if len(both) == 2:
-            error = math.hypot(*(value.half_width for value in values))
-            cells.append(_text(Estimate(values[0].mean - values[1].mean, error)))
+            cells.append(format_estimate(values[0].minus(values[1])))
             if both[0].run.momentum:
-                shuffled = treads[both[0].run.name].get(lr)
+                shuffled = phases[both[0].run.name].get(lr)
                 cells.append("–" if shuffled is None else _offset(shuffled))
         rows.append(cells)
     return Table(_heading(f"O_FB, {both[0].run.task.title}", *both), columns, rows)
@@ -198,22 +180,23 @@ def _landscape(results: Results, task: str) -> Table | None:
 _BATCHES = {"sequence": "reshuffled", "unbiased": "independent"}
 
 
-def _value(tread: Tread | None) -> Estimate:
-    return Estimate(math.nan, math.nan) if tread is None else estimate(tread.last("landscape"))
+def _value(phase: Phase | None) -> Estimate:
+    """Return O_FB at the end of a phase; nan without one."""
+    return mean_over_seeds(np.array([]) if phase is None else phase.last("landscape"))
 
 
-def _offset(tread: Tread) -> str:
-    return f"{measures.reshuffling_offset(tread):.2g}".replace("-", "−")
+def _offset(phase: Phase) -> str:
+    return f"{measures.reshuffling_offset(phase):.2g}".replace("-", "−")
 
 
 # Schedules ------------------------------------------------------------------------------------
 
 
-def _accuracies(results: Results, tasks: Sequence[str]) -> Table:
-    names = [f"{task}-{kind}" for task in tasks for kind in ("schedules", "amsgrad", "adam")]
-    there = [results[name] for name in names if name in results]
+def _accuracies(results: Results) -> Table:
+    names = [f"{task}-{kind}" for task in _TASKS for kind in ("schedules", "amsgrad", "adam")]
+    used = [results[name] for name in names if name in results]
     rows = []
-    for result in there:
+    for result in used:
         for arm in result.run.arms:
             rates = result.column("lr", arm)[-1]
             ends = dict.fromkeys(f"{lr:.2g}" for lr in (rates.min(), rates.max()))
@@ -228,7 +211,7 @@ def _accuracies(results: Results, tasks: Sequence[str]) -> Table:
                 )
             )
     columns = ("Task", "Schedule", "test accuracy (%)", "training accuracy (%)", "last η", "seeds")
-    return Table(_heading("Final accuracies, mean ± s.d. over seeds", *there), columns, rows)
+    return Table(_heading("Final accuracies, mean ± s.d. over seeds", *used), columns, rows)
 
 
 def _grid(results: Results, task: str) -> list[Table]:
@@ -241,7 +224,7 @@ def _grid(results: Results, task: str) -> list[Table]:
     def table(heading: str, values: Array, places: int) -> Table:
         rows = [
             [f"{x:g}", *(f"{v:.{places}f}" if np.isfinite(v) else "never" for v in row)]
-            for x, row in zip(found.tolerances, values, strict=True)
+            for x, row in zip(found.thresholds, values, strict=True)
         ]
         return Table(_heading(f"{heading}, {result.run.task.title}", result), columns, rows)
 
@@ -254,37 +237,39 @@ def _grid(results: Results, task: str) -> list[Table]:
 # Precision and speed --------------------------------------------------------------------------
 
 
-def _precision(results: Results, tasks: Sequence[str]) -> Table:
-    rows, there = [], []
-    for task in tasks:
-        mine = [
+def _precision(results: Results) -> Table:
+    rows, used = [], []
+    for task in _TASKS:
+        own = [
             results[name] for kind in measures.PRECISIONS if (name := f"{task}-{kind}") in results
         ]
-        there += mine
-        treads = {r.run.precision: t for r in mine for t in measures.finished(r)}
-        for precision, tread in treads.items():
-            single = treads.get("fp32") if precision != "fp32" else None
+        used += own
+        phases = {r.run.precision: phase for r in own for phase in measures.finished(r)}
+        for precision, phase in phases.items():
+            single = phases.get("fp32") if precision != "fp32" else None
             rows.append(
                 (
-                    tread.result.run.task.title,
+                    phase.result.run.task.title,
                     measures.PRECISIONS[precision],
-                    _text(estimate(measures.residual(tread))),
-                    _difference(single, tread, measures.residual),
-                    _text(estimate(tread.last("landscape"))),
-                    _difference(single, tread, lambda tread: tread.last("landscape")),
+                    _over_seeds(measures.residual(phase)),
+                    _difference(single, phase, measures.residual),
+                    _over_seeds(phase.last("landscape")),
+                    _difference(single, phase, lambda phase: phase.last("landscape")),
                 )
             )
     columns = ("Task", "precision", "L̄/R̄ − 1", "− single", "O_FB", "− single")
     heading = f"Precision of products; differences at 95 % for all {findings.COMPARISONS} together"
-    return Table(_heading(heading, *there), columns, rows)
+    return Table(_heading(heading, *used), columns, rows)
 
 
-def _difference(single: Tread | None, tread: Tread, quantity: findings.Quantity) -> str:
-    return "–" if single is None else _text(findings.paired(single, tread, quantity))
+def _difference(single: Phase | None, phase: Phase, quantity: findings.Quantity) -> str:
+    if single is None:
+        return "–"
+    return format_estimate(findings.precision_difference(single, phase, quantity))
 
 
 def _speed(timings: Iterable[Timing]) -> Table:
-    """Runs in the order of the protocol, and how long those of the paper took, and all."""
+    """Return the speed of each run in the order of the protocol, and the total times."""
     order = [*PROFILES["paper"].runs]
     whole = {timing: whole_name(timing.run) for timing in timings}
     made = sorted(whole, key=lambda t: (order.index(whole[t]), t.run))
@@ -302,8 +287,8 @@ def _speed(timings: Iterable[Timing]) -> Table:
         )
         for timing in made
     ]
-    theirs = [timing for timing in made if whole[timing] in runs_of_the_paper()]
-    for name, some in {"those of the paper": theirs, "all": made}.items():
+    theirs = [timing for timing in made if whole[timing] in paper_runs()]
+    for name, some in {"runs of the paper": theirs, "all runs": made}.items():
         if some:
             rows.append((name, "", "", "", _clock(sum(t.seconds for t in some)), "", "", "", ""))
     columns = ("Run", "replicas", "epochs", "precision", "wall time", "steps/s", "µs/replica-step")
@@ -311,7 +296,7 @@ def _speed(timings: Iterable[Timing]) -> Table:
 
 
 def _abbreviated(commit: str | None) -> str:
-    """A commit as one names it; + stands for changes that no commit holds.
+    """Return the abbreviated hash of a commit; + marks uncommitted changes.
 
     >>> _abbreviated("a7f4e8912ab4c5d6e7f8091a2b3c4d5e6f708192+")
     'a7f4e89+'
@@ -320,7 +305,7 @@ def _abbreviated(commit: str | None) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as one reads a watch.
+    """Return a duration in minutes and seconds.
 
     >>> [_clock(s) for s in (4.26, 59.97, 347.0)]
     ['4.3 s', '1 min 0 s', '5 min 47 s']

@@ -1,17 +1,14 @@
-"""What `equilibrate reproduce` shows on a terminal: bars, and claims with their verdicts."""
+"""The claims and their verdicts, as `equilibrate reproduce` shows them on a terminal."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.markup import escape
 from rich.table import Table
 
-from equilibrate.paper.analysis.claims import Claim, about
-from equilibrate.report import page as report
+from equilibrate.report.claims import ClaimGroup
 
 _COLOURS = {
     "holds": "green",
@@ -21,32 +18,31 @@ _COLOURS = {
 }
 
 
-def bars(console: Console) -> Progress:
-    """A bar for each run, with its epochs and the time left."""
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "epochs")
-    return Progress(*columns, TextColumn("{task.fields[left]}"), console=console)
+def claim_tables(groups: Sequence[ClaimGroup]) -> Iterator[Table]:
+    """Make a table for each group of claims, with the number of each verdict below it.
 
+    Args:
+        groups: The groups.
 
-def claims(found: Sequence[Claim], panels: Collection[str]) -> Iterator[Table]:
-    """The claims about `panels`, the paper's and ours, with how many hold below each."""
-    for ours, title in ((False, "Claims of the paper"), (True, "Claims beyond the paper")):
-        group = [claim for claim in about(found, panels) if claim.ours == ours]
-        if not group:
-            continue
-        counts = sorted(Counter(claim.verdict for claim in group).items())
-        tally = " · ".join(f"[{_COLOURS[verdict]}]{verdict}: {n}[/]" for verdict, n in counts)
+    Yields:
+        A table to print on a console.
+    """
+    for group in groups:
         table = Table(box=box.HORIZONTALS, show_lines=True, expand=True)
-        table.caption, table.caption_style = tally, "not dim not italic"
+        table.caption = " · ".join(
+            f"[{_COLOURS[verdict]}]{verdict}: {n}[/]" for verdict, n in group.counts.items()
+        )
+        table.caption_style = "not dim not italic"
         table.add_column("", min_width=3)
-        table.add_column(title, ratio=2)
+        table.add_column(group.heading, ratio=2)
         table.add_column("Measured")
         table.add_column("Verdict", ratio=1)
-        for claim in group:
-            remark = f"\n[dim]{claim.remark}[/]" if claim.remark else ""
+        for claim in group.claims:
+            remark = f"\n[dim]{escape(claim.remark)}[/]" if claim.remark else ""
             table.add_row(
                 claim.figure,
-                f"{claim.statement}\n[dim]{claim.bound}[/]",
-                report.number(claim.measured, claim.error),
+                f"{escape(claim.statement)}\n[dim]{escape(claim.bound)}[/]",
+                claim.measured_text,
                 f"[{_COLOURS[claim.verdict]}]{claim.verdict}[/]{remark}",
             )
         yield table

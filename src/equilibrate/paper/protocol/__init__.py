@@ -1,1 +1,1 @@
-"""What is run: networks, runs, profiles and the panels they feed."""
+"""The experiments of the paper as values: networks, schedules, runs, profiles and panels."""

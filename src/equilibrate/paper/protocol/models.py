@@ -1,8 +1,10 @@
 """The paper's two networks (appendix B), and small ones for the digits of scikit-learn.
 
-Each ends in ten logits; the softmax belongs to the cross-entropy loss, and the regularisation
-½ λ θ², over weights and biases alike, to the optimizer's ``weight_decay``.
+Each network ends in ten logits. The softmax is part of the cross-entropy loss. The L2 term ½ λ θ²,
+over weights and biases, is the `weight_decay` of the optimizer.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,29 +18,35 @@ __all__ = ["ARCHITECTURES", "Architecture", "Convolution", "build"]
 
 
 class Convolution(NamedTuple):
-    """The paper's tuple [F, C, S, P; M]: convolution, ReLU, then max-pooling."""
+    """A convolution, a ReLU and a max-pooling: the paper's tuple [F, C, S, P; M]."""
 
     width: int
+    """Width F of the filter."""
     channels: int
+    """Number C of output channels."""
     stride: int
+    """Stride S."""
     padding: int
+    """Padding P."""
     pooling: int
+    """Width M of the max-pooling."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network as a value: convolutions, then hidden layers of ReLU neurons, then the logits.
-
-    ``input_shape`` is (channels, height, width), as in a batch of images without its first axis.
-    """
+    """A network as a value: convolutions, fully connected hidden layers with ReLU, and logits."""
 
     input_shape: tuple[int, int, int]
+    """(channels, height, width) of an image."""
     convolutions: tuple[Convolution, ...] = ()
+    """The convolutions, from the input on."""
     hidden: tuple[int, ...] = ()
+    """Number of neurons in each hidden layer."""
     classes: int = 10
+    """Number of logits."""
 
     def layers(self) -> nn.Sequential:
-        """Return the plain torch layers, initialised by torch itself.
+        """Return the layers with PyTorch's default initialization.
 
         >>> Architecture((1, 2, 2), hidden=(3,)).layers()
         Sequential(
@@ -90,21 +98,31 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def build(name: str, seed: int) -> nn.Sequential:
-    """Build the network ``name`` of ``ARCHITECTURES``, Xavier-initialised from ``seed`` alone.
+    """Build a network of `ARCHITECTURES` with Xavier initialization.
 
-    Weights are Glorot-uniform, U(−a, a) with a = √(6 / (fan_in + fan_out)), where a filter of
-    width F has fans F² times its channels in and out; biases are zero. Torch's global random
-    state is neither read nor advanced.
+    Weights are drawn from U(−a, a) with a = √(6 / (fan_in + fan_out)); biases are zero. The fans of
+    a filter of width F are F² times the number of input and output channels. PyTorch's global
+    random state is neither read nor changed.
 
     >>> model = build("mlp", seed=0)
     >>> sum(p.numel() for p in model.parameters())  # 784·200 + 200·200 + 200·10, and biases
     199210
     >>> model(torch.zeros(3, 1, 28, 28)).shape
     torch.Size([3, 10])
+
+    Args:
+        name: The name of the network.
+        seed: The seed of the weights.
+
+    Returns:
+        The network, on the CPU.
+
+    Raises:
+        ValueError: If `name` is unknown.
     """
     if name not in ARCHITECTURES:
         raise ValueError(f"name={name!r} is not a model; choose one of {', '.join(ARCHITECTURES)}")
-    with torch.device("meta"):  # the layers' own initialisation would draw from the global state
+    with torch.device("meta"):  # the default initialization would draw from the global random state
         model = ARCHITECTURES[name].layers()
     model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)

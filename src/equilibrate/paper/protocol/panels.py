@@ -1,4 +1,4 @@
-"""What is drawn: each panel, the runs it needs, and its caption in our words."""
+"""The panels of the figures: the runs that each is drawn from, and its caption."""
 
 from __future__ import annotations
 
@@ -10,54 +10,55 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of a figure: the runs it is drawn from and its caption in our words.
-
-    It is drawn without the runs in `beside` too, and with them where they are there. Panels whose
-    id begins with B go beyond the paper.
-    """
+    """One panel of a figure."""
 
     id: str
+    """Number and letter. Panels that begin with B are not in the paper."""
     task: Literal["mlp", "cnn"]
+    """The task that it shows."""
     runs: tuple[str, ...]
+    """The runs that it is drawn from."""
     caption: str
-    beside: tuple[str, ...] = ()
+    """The caption, with the fields `title` and `seed`."""
+    optional: tuple[str, ...] = ()
+    """Runs that are drawn too if they are available."""
     gpu: bool = False
-    """Whether it compares what only a GPU has."""
+    """Whether its runs need a GPU."""
 
     @property
     def ours(self) -> bool:
-        """Whether it goes beyond the paper."""
+        """Whether the panel is an addition to the paper."""
         return self.id.startswith("B")
 
 
 _INITIAL = (
     "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches (light) "
     "and its half-running average (dark); below, the two sides of FDR1, which meet once the norm "
-    "of the weights has stopped drifting."
+    "of the weights no longer drifts."
 )
 _SEQUENCE = (
-    "{title}: the two sides of FDR1 after each lowering of the learning rate, left solid and right "
-    "dotted, their averages started afresh each time. The smaller η, the later they meet."
+    "{title}: the two sides of FDR1 after each decrease of the learning rate, left solid and right "
+    "dotted. The averages restart at each decrease. The smaller η, the later the two sides meet."
 )
 _LANDSCAPE = (
     "{title}: the full-batch observable O_FB against the learning rate, mean and 95 % interval "
     "over seeds. The red line runs from the origin through the smallest η: in a harmonic landscape "
     "with constant noise all points would lie on it. Open markers and their dashed line, if any, "
-    "are ours: batches drawn independently, which have no bias from reshuffling. An inset, if any, "
-    "enlarges small η."
+    "are an addition to the paper: batches drawn independently, without the bias of reshuffling. "
+    "An inset, if any, enlarges small η."
 )
 _SCHEDULES = (
     "{title}, SGD without momentum: preset schedule, adaptive schedule (X = 0.01, Y = 0.1) and "
-    "AMSGrad. From above: learning rate, full-batch training loss, and accuracy on the training "
-    "(solid) and test images (dashed)."
+    "AMSGrad. From top to bottom: learning rate, full-batch training loss, and accuracy on the "
+    "training (solid) and test images (dashed)."
 )
 _ADAMS = (
-    "{title}: AMSGrad beside Adam with their defaults. Above, the full-batch training loss; below, "
-    "accuracy on the training (solid) and test images (dashed)."
+    "{title}: AMSGrad and Adam with their default settings. Above, the full-batch training loss; "
+    "below, accuracy on the training (solid) and test images (dashed)."
 )
 _EAGER = (
-    "{title}, initial seed {seed}: as in Figure 4, but with the eager rule X = 0.1, Y = 0.3, which "
-    "lowers the learning rate sooner and by more."
+    "{title}, initial seed {seed}: as in Figure 4, but with X = 0.1 and Y = 0.3, which lowers the "
+    "learning rate earlier and by more."
 )
 _GRID = (
     "{title}, beyond the paper: the adaptive schedule for a grid of thresholds X and decreases Y, "
@@ -65,15 +66,15 @@ _GRID = (
     "within two sampling errors of it. Frames mark the paper's two settings."
 )
 _PRECISION = (
-    "{title}, beyond the paper: one learning rate, η = 0.02, with products formed in each "
+    "{title}, beyond the paper: one learning rate, η = 0.02, with products computed in each "
     "precision, mean and 95 % interval over the same seeds. Above, the residual of FDR1; below, "
     "the full-batch observable O_FB."
 )
 _TIMES = (
     "{title}, beyond the paper: epochs after which the sides of FDR1 stay within 10 % of each "
     "other, against the learning rate, geometric mean and 95 % interval over seeds. The line is a "
-    "power law fitted to each seed, its exponent the mean and 95 % interval of theirs. Triangles, "
-    "if any, are learning rates at which the sides of some seed had not met."
+    "power law, fitted to each seed; its exponent is given as mean and 95 % interval over seeds. "
+    "Triangles, if any, mark learning rates at which the sides did not meet for some seed."
 )
 
 PANELS: Mapping[str, Panel] = MappingProxyType(
@@ -105,11 +106,11 @@ PANELS: Mapping[str, Panel] = MappingProxyType(
 )
 
 
-def runs_of_the_paper() -> tuple[str, ...]:
-    """The runs that its own figures show, without ours beside them.
+def paper_runs() -> tuple[str, ...]:
+    """Return the runs that the figures of the paper need, without additions to the paper.
 
-    >>> runs_of_the_paper()[:3]
+    >>> paper_runs()[:3]
     ('mlp-initial', 'cnn-initial', 'mlp-sequence')
     """
-    theirs = [panel for panel in PANELS.values() if not panel.ours]
-    return tuple(dict.fromkeys(run for panel in theirs for run in panel.runs))
+    panels = [panel for panel in PANELS.values() if not panel.ours]
+    return tuple(dict.fromkeys(run for panel in panels for run in panel.runs))

@@ -1,6 +1,6 @@
-"""All runs of the paper, and ours beyond it, at full size and at a quick one.
+"""All runs, those of the paper and additions to it, at full size and at a quick size.
 
-What the paper leaves open is chosen here and told in docs/choices.md.
+Settings that the paper leaves open are chosen here; docs/choices.md explains them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from types import MappingProxyType
 
 from equilibrate.ensemble import Precision
 from equilibrate.paper.protocol.panels import PANELS
-from equilibrate.paper.protocol.run import Adaptive, Run, Stairs, Task
+from equilibrate.paper.protocol.run import Run, Task
+from equilibrate.paper.protocol.schedules import Adaptive, PiecewiseConstant
 
 
 @dataclass(frozen=True)
 class Profile:
-    """All runs of the paper, and ours beyond it, at one size."""
+    """All runs at one size."""
 
     name: str
+    """Name of the profile."""
     runs: Mapping[str, Run]
+    """The runs by name, in the order in which they are executed."""
     threads: int | None = None
-    """Threads of torch on a CPU; None leaves its default."""
+    """Number of CPU threads; None keeps PyTorch's default."""
 
     @property
     def panels(self) -> tuple[str, ...]:
-        """The panels for which it has the runs.
+        """The panels whose runs are all in this profile.
 
         >>> "B2b" in profile("paper").panels, "B2b" in profile("quick").panels
         (True, False)
@@ -34,10 +37,17 @@ class Profile:
         return tuple(panel.id for panel in PANELS.values() if set(panel.runs) <= set(self.runs))
 
     def with_part(self, part: str) -> Profile:
-        """The same with one run cut down to some of its seeds, "RUN:FIRST-LAST".
+        """Return the same profile with one run reduced to some of its seeds.
 
         >>> profile("paper").with_part("cnn-sequence:100-107").runs["cnn-sequence"].name
         'cnn-sequence.100-107'
+
+        Args:
+            part: The run and its first and last seed as "RUN:FIRST-LAST".
+
+        Raises:
+            ValueError: If `part` has another form, names no run of this profile, or names a run
+                that other runs start from.
         """
         match = re.fullmatch(r"([\w-]+):(\d+)-(\d+)", part)
         if match is None or match[1] not in self.runs:
@@ -48,19 +58,22 @@ class Profile:
         followers = [run.name for run in self.runs.values() if run.start == match[1]]
         if followers:
             raise ValueError(
-                f"part={part!r} divides a run from whose end {', '.join(followers)} start: make "
-                "it whole, without a part"
+                f"part={part!r} is not possible, because {', '.join(followers)} start from the "
+                f"end of the whole {match[1]}: run it with all seeds"
             )
         run = self.runs[match[1]].part(int(match[2]), int(match[3]))
         return replace(self, runs=MappingProxyType({**self.runs, match[1]: run}))
 
-    def needed(self, panels: Iterable[str]) -> tuple[Run, ...]:
-        """The runs that `panels` are drawn from and those that they start from, in order.
+    def runs_for(self, panels: Iterable[str]) -> tuple[Run, ...]:
+        """Return the runs of some panels and the runs that these start from, in order.
 
-        >>> [run.name for run in profile("paper").needed(["2a"])]
+        >>> [run.name for run in profile("paper").runs_for(["2a"])]
         ['mlp-initial', 'mlp-sequence']
+
+        Args:
+            panels: The panels to draw.
         """
-        names = {name for panel in panels for name in PANELS[panel].runs + PANELS[panel].beside}
+        names = {name for panel in panels for name in PANELS[panel].runs + PANELS[panel].optional}
         names &= set(self.runs)
         names |= {start for name in names if (start := self.runs[name].start) is not None}
         return tuple(run for name, run in self.runs.items() if name in names)
@@ -68,33 +81,30 @@ class Profile:
 
 @dataclass(frozen=True)
 class _Size:
-    """How much is run of one task.
-
-    `precision` is that of all its runs but those that compare `precisions` with each other.
-    """
+    """The size of all runs of one task."""
 
     task: Task
-    initial: int
-    preset: int
-    """Epochs of each of its four learning rates."""
-    sequence: Stairs
+    initial_epochs: int
+    preset_epochs: int
+    """For each of the four learning rates."""
+    sequence: PiecewiseConstant
     sequence_seeds: int
-    unbiased: Mapping[str, Stairs]
+    unbiased: Mapping[str, PiecewiseConstant]
     unbiased_seeds: int
-    grid: int
+    grid_epochs: int
     momentum: float = 0.0
-    """Outside section 3.3, in which the paper has none."""
+    """Outside section 3.3, in which the paper uses none."""
     precision: Precision = "fp32"
+    """Of all runs except those that compare `precisions`."""
     precisions: tuple[Precision, ...] = ()
-    compared: int = 0
-    """Epochs of each precision's run."""
+    precision_epochs: int = 0
     gradient_every: int = 1
     """In the sequence."""
     unbiased_gradient_every: int = 1
 
 
 def _runs(*sizes: _Size) -> Mapping[str, Run]:
-    """All runs; the short ones first, so that the time they take is known early."""
+    # Short runs come first, so that the remaining time is known early.
     stages = (_initial, _scheduling, _grid, _precisions, _unbiased, _sequence)
     runs = [run for stage in stages for size in sizes for run in stage(size)]
     return MappingProxyType({run.name: run for run in runs})
@@ -104,7 +114,7 @@ def _initial(size: _Size) -> Iterator[Run]:
     yield Run(
         name=f"{size.task.name}-initial",
         task=size.task,
-        arms={"initial": Stairs(((_FIRST_LR, size.initial),))},
+        arms={"initial": PiecewiseConstant(((_FIRST_LR, size.initial_epochs),))},
         seeds=(0, 1, 2, 3),
         measures="landscape",
         momentum=size.momentum,
@@ -113,10 +123,15 @@ def _initial(size: _Size) -> Iterator[Run]:
 
 
 def _scheduling(size: _Size) -> Iterator[Run]:
-    preset = Stairs(tuple((lr, size.preset) for lr in (_FIRST_LR, 0.01, 0.001, 0.0001)))
-    arms = {"preset": preset, "adaptive": Adaptive(_FIRST_LR, preset.epochs, 0.01, 0.1)}
+    preset = PiecewiseConstant(
+        tuple((lr, size.preset_epochs) for lr in (_FIRST_LR, 0.01, 0.001, 0.0001))
+    )
+    arms = {
+        "preset": preset,
+        "adaptive": Adaptive(_FIRST_LR, preset.epochs, threshold=0.01, factor=0.9),
+    }
     if size.task.name == "cnn":
-        arms["eager"] = Adaptive(_FIRST_LR, preset.epochs, 0.1, 0.3)
+        arms["eager"] = Adaptive(_FIRST_LR, preset.epochs, threshold=0.1, factor=0.7)
     schedules = Run(
         name=f"{size.task.name}-schedules",
         task=size.task,
@@ -130,7 +145,7 @@ def _scheduling(size: _Size) -> Iterator[Run]:
         yield replace(
             schedules,
             name=f"{size.task.name}-{algorithm}",
-            arms={algorithm: Stairs(((0.001, preset.epochs),))},
+            arms={algorithm: PiecewiseConstant(((0.001, preset.epochs),))},
             algorithm=algorithm,
         )
 
@@ -140,9 +155,9 @@ def _grid(size: _Size) -> Iterator[Run]:
         name=f"{size.task.name}-grid",
         task=size.task,
         arms={
-            f"X={tolerance:g}, Y={decrease:g}": Adaptive(_FIRST_LR, size.grid, tolerance, decrease)
-            for tolerance in (0.003, 0.01, 0.03, 0.1)
-            for decrease in (0.05, 0.1, 0.3, 0.5)
+            f"X={x:g}, Y={y:g}": Adaptive(_FIRST_LR, size.grid_epochs, threshold=x, factor=1 - y)
+            for x in (0.003, 0.01, 0.03, 0.1)
+            for y in (0.05, 0.1, 0.3, 0.5)
         },
         seeds=(0,),
         measures="performance",
@@ -150,8 +165,11 @@ def _grid(size: _Size) -> Iterator[Run]:
     )
 
 
-def _landscape(size: _Size, name: str, arms: Mapping[str, Stairs], seeds: Iterable[int]) -> Run:
-    """From the end of the initial run on; seeds unlike its own, or its orders would come again."""
+def _landscape(
+    size: _Size, name: str, arms: Mapping[str, PiecewiseConstant], seeds: Iterable[int]
+) -> Run:
+    # It starts from the end of the initial run, so its seeds differ: equal seeds would repeat the
+    # batches of that run.
     return Run(
         name=f"{size.task.name}-{name}",
         task=size.task,
@@ -167,7 +185,7 @@ def _landscape(size: _Size, name: str, arms: Mapping[str, Stairs], seeds: Iterab
 
 def _precisions(size: _Size) -> Iterator[Run]:
     for precision in size.precisions:
-        arms = {precision: Stairs(((0.02, size.compared),))}
+        arms = {precision: PiecewiseConstant(((0.02, size.precision_epochs),))}
         yield replace(_landscape(size, precision, arms, range(300, 316)), precision=precision)
 
 
@@ -188,14 +206,16 @@ def _sequence(size: _Size) -> Iterator[Run]:
     )
 
 
-def _each(lrs: Iterable[float], epochs: int) -> dict[str, Stairs]:
-    """An arm for each learning rate, all from one beginning."""
-    return {f"η={lr:g}": Stairs(((lr, epochs),)) for lr in lrs}
+def _each(lrs: Iterable[float], epochs: int) -> dict[str, PiecewiseConstant]:
+    # One arm for each learning rate.
+    return {f"η={lr:g}": PiecewiseConstant(((lr, epochs),)) for lr in lrs}
 
 
 _FIRST_LR = 0.1
-_MLP_SEQUENCE = Stairs(((0.05, 500), (0.02, 500), (0.01, 500), (0.005, 1000), (0.003, 1000)))
-_CNN_SEQUENCE = Stairs(
+_MLP_SEQUENCE = PiecewiseConstant(
+    ((0.05, 500), (0.02, 500), (0.01, 500), (0.005, 1000), (0.003, 1000))
+)
+_CNN_SEQUENCE = PiecewiseConstant(
     (
         (0.05, 200),
         (0.02, 200),
@@ -210,8 +230,10 @@ _CNN_SEQUENCE = Stairs(
         (0.0001, 800),
     )
 )
-_QUICK_MLP_SEQUENCE = Stairs(((0.05, 50), (0.03, 80), (0.02, 120), (0.01, 300)))
-_QUICK_CNN_SEQUENCE = Stairs(((0.05, 40), (0.02, 40), (0.01, 50), (0.005, 60), (0.003, 80)))
+_QUICK_MLP_SEQUENCE = PiecewiseConstant(((0.05, 50), (0.03, 80), (0.02, 120), (0.01, 300)))
+_QUICK_CNN_SEQUENCE = PiecewiseConstant(
+    ((0.05, 40), (0.02, 40), (0.01, 50), (0.005, 60), (0.003, 80))
+)
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
@@ -220,29 +242,29 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             _runs(
                 _Size(
                     Task("mlp", "mlp", "mnist", "MLP on MNIST"),
-                    initial=100,
-                    preset=100,
+                    initial_epochs=100,
+                    preset_epochs=100,
                     sequence=_MLP_SEQUENCE,
                     sequence_seeds=4,
-                    unbiased=_each((lr for lr, _ in _MLP_SEQUENCE.treads), 300),
+                    unbiased=_each((lr for lr, _ in _MLP_SEQUENCE.phases), 300),
                     unbiased_seeds=8,
-                    grid=400,
+                    grid_epochs=400,
                     precisions=("fp32", "tf32"),
-                    compared=60,
+                    precision_epochs=60,
                 ),
                 _Size(
                     Task("cnn", "cnn", "cifar10", "CNN on CIFAR-10"),
-                    initial=100,
-                    preset=100,
+                    initial_epochs=100,
+                    preset_epochs=100,
                     sequence=_CNN_SEQUENCE,
                     sequence_seeds=16,
                     unbiased={"sequence": _CNN_SEQUENCE.scaled(0.2)},
                     unbiased_seeds=8,
-                    grid=400,
+                    grid_epochs=400,
                     momentum=0.9,
                     precision="fp16",
                     precisions=("fp32", "tf32", "fp16"),
-                    compared=40,
+                    precision_epochs=40,
                     gradient_every=5,
                     unbiased_gradient_every=2,
                 ),
@@ -254,28 +276,28 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             _runs(
                 _Size(
                     Task("mlp", "digits-mlp", "digits", "MLP on digits", 25, weight_decay=0.05),
-                    initial=80,
-                    preset=60,
+                    initial_epochs=80,
+                    preset_epochs=60,
                     sequence=_QUICK_MLP_SEQUENCE,
                     sequence_seeds=4,
-                    unbiased=_each((lr for lr, _ in _QUICK_MLP_SEQUENCE.treads), 150),
+                    unbiased=_each((lr for lr, _ in _QUICK_MLP_SEQUENCE.phases), 150),
                     unbiased_seeds=3,
-                    grid=120,
+                    grid_epochs=120,
                 ),
                 _Size(
                     Task("cnn", "digits-cnn", "digits", "CNN on digits", 25, weight_decay=0.05),
-                    initial=40,
-                    preset=20,
+                    initial_epochs=40,
+                    preset_epochs=20,
                     sequence=_QUICK_CNN_SEQUENCE,
                     sequence_seeds=4,
                     unbiased={"sequence": _QUICK_CNN_SEQUENCE.scaled(0.4)},
                     unbiased_seeds=3,
-                    grid=40,
+                    grid_epochs=40,
                     momentum=0.9,
                 ),
             ),
-            # Digits are too small to share, and threads that wait for each other on a busy machine
-            # are many times slower than one.
+            # The digits are too small for several threads, and threads that wait for each other on
+            # a busy machine are many times slower than one.
             threads=1,
         ),
     }
@@ -283,10 +305,18 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 
 
 def profile(name: str, epochs_scale: float = 1.0, seeds: int | None = None) -> Profile:
-    """The profile "quick" or "paper", shortened to a share of its epochs and to fewer seeds.
+    """Return the profile "quick" or "paper", optionally with fewer epochs and seeds.
 
     >>> profile("paper", epochs_scale=0.01).runs["mlp-initial"].epochs
     1
+
+    Args:
+        name: The name of the profile.
+        epochs_scale: Fraction of the epochs of each run, in (0, 1].
+        seeds: Maximum number of seeds of each run; None keeps all.
+
+    Raises:
+        ValueError: If the name is unknown or a number is out of range.
     """
     if name not in PROFILES:
         raise ValueError(f"profile={name!r} is unknown; choose one of {', '.join(PROFILES)}")

@@ -1,6 +1,6 @@
-"""A run as data: what is trained, how, for how long, and what is read.
+"""A run as a value: what is trained, how, for how long, and what is measured.
 
-Nothing here runs anything. The runs themselves are in `profiles`, what they show in `panels`.
+The runs of the paper are in `profiles`, the figures drawn from them in `panels`.
 """
 
 from __future__ import annotations
@@ -11,127 +11,86 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from equilibrate.ensemble import Algorithm, Precision, Sampling
+from equilibrate.paper.protocol import schedules
+from equilibrate.paper.protocol.schedules import Adaptive, PiecewiseConstant, Schedule
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network, the data it learns, and the settings that hold for all its runs."""
+    """A network, its data set, and the settings common to all its runs."""
 
     name: str
+    """Prefix of the names of its runs."""
     model: str
+    """Name of the network in `models.ARCHITECTURES`."""
     data: str
+    """Name of the data set in `datasets.NAMES`."""
     title: str
+    """Title of its figures."""
     batch_size: int = 100
+    """Number of examples in a batch."""
     weight_decay: float = 0.01
+    """Coefficient λ of the L2 term."""
 
 
-@dataclass(frozen=True)
-class Stairs:
-    """Learning rates one after another, each for a number of epochs.
-
-    >>> Stairs(((0.1, 2), (0.01, 3))).lr_at(2)
-    0.01
-    """
-
-    treads: tuple[tuple[float, int], ...]
-
-    def __post_init__(self) -> None:
-        for lr, epochs in self.treads:
-            if not lr > 0 or epochs < 1:
-                raise ValueError(
-                    f"treads must be (learning rate > 0, epochs ≥ 1), got ({lr}, {epochs})"
-                )
-        if not self.treads:
-            raise ValueError("treads is empty: give at least one (learning rate, epochs)")
-
-    @property
-    def epochs(self) -> int:
-        """Epochs in all."""
-        return sum(epochs for _, epochs in self.treads)
-
-    @property
-    def junctions(self) -> tuple[int, ...]:
-        """Epochs after which the learning rate changes."""
-        ends, total = [], 0
-        for _, epochs in self.treads[:-1]:
-            total += epochs
-            ends.append(total)
-        return tuple(ends)
-
-    def lr_at(self, epoch: int) -> float:
-        """The learning rate of the epoch that begins after `epoch` whole ones."""
-        return self.treads[sum(epoch >= end for end in self.junctions)][0]
-
-    def scaled(self, factor: float) -> Stairs:
-        """The same learning rates with `factor` times the epochs, each at least one."""
-        return Stairs(tuple((lr, max(1, round(epochs * factor))) for lr, epochs in self.treads))
-
-
-@dataclass(frozen=True)
-class Adaptive:
-    """The paper's section 3.3: where |L̄/R̄ − 1| < X at an epoch's end, η → (1 − Y)η.
-
-    `tolerance` is X and `decrease` Y.
-    """
-
-    lr: float
-    epochs: int
-    tolerance: float
-    decrease: float
-
-    def scaled(self, factor: float) -> Adaptive:
-        """The same rule for `factor` times the epochs, at least one."""
-        return replace(self, epochs=max(1, round(self.epochs * factor)))
-
-
-Schedule = Stairs | Adaptive
-_LATER = ("sampling", "gradient_every", "precision")
+# Fields added after the first records were published.
+_ADDED_LATER = ("sampling", "gradient_every", "precision")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One ensemble: every arm with every seed, all trained side by side.
+    """An ensemble: every arm with every seed, all trained at the same time.
 
-    A seed fixes both the initial weights and the shuffling; with `start` it fixes the shuffling
-    alone, and all replicas begin at the weights with which the first replica of that run ended.
-    At each junction of `Stairs` the averages start afresh and, where `zero_velocity` says so, the
-    velocity with them. `measures` says what is read at epoch ends beside the sides of FDR1: the
-    "landscape" (full-batch gradient, O_FB) or the "performance" (full-batch loss, accuracies).
-
-    `precision` is how a GPU forms products of single-precision numbers: in full, from operands
-    rounded to TF32, or from operands in half precision, whose significand is TF32's. Sums are in
-    single precision always, and a CPU ignores it.
+    Raises:
+        ValueError: If the arms differ in length, if the arms of a run that measures the landscape
+            change their learning rates at different epochs, if seeds are missing or repeated, or
+            if a setting has an invalid value.
     """
 
     name: str
+    """Name of the run and of its files."""
     task: Task
+    """What is trained."""
     arms: Mapping[str, Schedule]
+    """The schedules to compare, by name."""
     seeds: tuple[int, ...]
+    """Each seed determines the initial weights and the batches, with `start` only the batches."""
     measures: Literal["landscape", "performance"]
+    """What is measured at the end of each epoch besides the two sides of FDR1: the full-batch
+    gradient and O_FB ("landscape"), or full-batch loss and accuracies ("performance")."""
     algorithm: Algorithm = "sgd"
+    """The optimizer."""
     momentum: float = 0.0
+    """Momentum μ."""
     zero_velocity: bool = False
+    """Whether the velocity is set to zero at each milestone, where the averages restart."""
     start: str | None = None
+    """A run whose final weights, those of its first replica, are the initial weights of all
+    replicas."""
     sampling: Sampling = "shuffled"
+    """How batches are drawn."""
     gradient_every: int = 1
     """Epochs between full-batch gradients, each of which costs as much as an epoch of training."""
     precision: Precision = "fp32"
+    """How a GPU multiplies: in full single precision, with operands rounded to TF32, or with
+    operands in half precision. Sums are in single precision. A CPU ignores it."""
     full_epochs: int = 0
-    """Epochs of the whole protocol, where this run is a shortened one."""
+    """Epochs in the protocol, if this run is shortened."""
     full_seeds: int = 0
-    """Seeds of the whole protocol, where this run has fewer."""
+    """Number of seeds in the protocol, if this run has fewer."""
 
     def __post_init__(self) -> None:
         lengths = {schedule.epochs for schedule in self.arms.values()}
         if len(lengths) != 1:
             raise ValueError(
-                f"arms of run {self.name!r} must have equally many epochs, got {sorted(lengths)}"
+                f"arms of run {self.name!r} must have the same number of epochs, got "
+                f"{sorted(lengths)}"
             )
-        junctions = {_junctions(schedule) for schedule in self.arms.values()}
-        if self.measures == "landscape" and len(junctions) > 1:
+        milestones = {_milestones(schedule) for schedule in self.arms.values()}
+        if self.measures == "landscape" and len(milestones) > 1:
             raise ValueError(
-                f"arms of run {self.name!r} must change their learning rates together, since the "
-                f"averages of its landscape start afresh in all of them, got {sorted(junctions)}"
+                f"arms of run {self.name!r} must change their learning rates at the same epochs, "
+                f"because its averages restart in all arms together, got {sorted(milestones)}"
             )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds of run {self.name!r} must be distinct, got {self.seeds}")
@@ -139,10 +98,10 @@ class Run:
             raise ValueError(
                 f"gradient_every of run {self.name!r} must be at least 1, got {self.gradient_every}"
             )
-        for name, kinds in (("sampling", Sampling), ("precision", Precision)):
-            if getattr(self, name) not in get_args(kinds):
+        for name, values in (("sampling", Sampling), ("precision", Precision)):
+            if getattr(self, name) not in get_args(values):
                 raise ValueError(
-                    f"{name} of run {self.name!r} must be one of {', '.join(get_args(kinds))}, "
+                    f"{name} of run {self.name!r} must be one of {', '.join(get_args(values))}, "
                     f"got {getattr(self, name)!r}"
                 )
         object.__setattr__(self, "arms", MappingProxyType(dict(self.arms)))
@@ -151,7 +110,7 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """Epochs of every arm."""
+        """Number of epochs of every arm."""
         return next(iter(self.arms.values())).epochs
 
     @property
@@ -161,19 +120,26 @@ class Run:
 
     @property
     def whole_name(self) -> str:
-        """The name of the run of which this may be a part."""
+        """The name of the run that this run is a part of, or its own name."""
         return whole_name(self.name)
 
     def part(self, first: int, last: int) -> Run:
-        """The seeds from `first` to `last` as a run of their own; `results.load` joins parts.
+        """Return a run with some of the seeds; `results.load` joins the parts of a run.
 
-        It is named by the seeds that are there, so that the same ones have one name.
+        Its name contains the seeds that it has, so that equal parts have equal names.
 
         >>> task = Task("mlp", "mlp", "mnist", "MLP on MNIST")
-        >>> whole = Run("r", task, {"a": Stairs(((0.1, 1),))}, (0, 1, 2, 3), "performance")
-        >>> part = whole.part(2, 3)
+        >>> schedule = PiecewiseConstant(((0.1, 1),))
+        >>> part = Run("r", task, {"a": schedule}, (0, 1, 2, 3), "performance").part(2, 3)
         >>> part.name, part.seeds, part.full_seeds
         ('r.2-3', (2, 3), 4)
+
+        Args:
+            first: The smallest seed.
+            last: The largest seed.
+
+        Raises:
+            ValueError: If the run has no seed in this range.
         """
         seeds = tuple(seed for seed in self.seeds if first <= seed <= last)
         if not seeds:
@@ -183,24 +149,32 @@ class Run:
         return replace(self, name=f"{self.whole_name}.{seeds[0]}-{seeds[-1]}", seeds=seeds)
 
     def gradient_due(self, epoch: int) -> bool:
-        """Whether the full-batch gradient is read after `epoch` epochs.
+        """Return whether the full-batch gradient is measured after an epoch.
 
-        That is every `gradient_every` epochs, and at the end of each tread, so that a tread has a
-        reading however short it is.
+        It is measured every `gradient_every` epochs and at the end of each phase, so that every
+        phase has a measurement.
+
+        Args:
+            epoch: Number of completed epochs.
         """
-        ends = {end for schedule in self.arms.values() for end in _junctions(schedule)}
+        ends = {end for schedule in self.arms.values() for end in _milestones(schedule)}
         return epoch % self.gradient_every == 0 or epoch in ends or epoch == self.epochs
 
     def shortened(self, epochs_scale: float, seeds: int | None) -> Run:
-        """The same run with fewer epochs and seeds; it knows what the whole one has."""
+        """Return the same run with fewer epochs and seeds.
+
+        Args:
+            epochs_scale: Factor of the number of epochs.
+            seeds: Maximum number of seeds; None keeps all.
+        """
         arms = {name: schedule.scaled(epochs_scale) for name, schedule in self.arms.items()}
-        # Treads are rounded one by one, so that stairs may come out longer or shorter.
-        stairs = [schedule.epochs for schedule in arms.values() if isinstance(schedule, Stairs)]
+        # Each phase is rounded, so the total may differ from that of a scaled adaptive schedule.
+        lengths = [s.epochs for s in arms.values() if isinstance(s, PiecewiseConstant)]
         return replace(
             self,
             arms={
-                name: replace(schedule, epochs=stairs[0])
-                if stairs and isinstance(schedule, Adaptive)
+                name: replace(schedule, epochs=lengths[0])
+                if lengths and isinstance(schedule, Adaptive)
                 else schedule
                 for name, schedule in arms.items()
             },
@@ -210,49 +184,50 @@ class Run:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Plain dicts and lists, for the head of a record.
+        """Return the run as plain dicts and lists, for the header of a record.
 
-        Settings that came later are left out at their defaults, so that a record made before them
-        is still that of the same run.
+        Fields that were added later are omitted if they have their default value, so that the
+        headers of older records still equal those of the same run.
         """
         config = {
             name: getattr(self, name)
             for name, field in self.__dataclass_fields__.items()
-            if name not in _LATER or getattr(self, name) != field.default
+            if name not in _ADDED_LATER or getattr(self, name) != field.default
         }
         return config | {
             "task": asdict(self.task),
-            "arms": {name: asdict(schedule) for name, schedule in self.arms.items()},
+            "arms": {name: schedules.to_config(schedule) for name, schedule in self.arms.items()},
         }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Run:
-        """The run whose `to_config` is in the head of a record; further entries are left out."""
-        own = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
+        """Return the run stored in the header of a record.
+
+        Args:
+            config: The result of `to_config`, possibly with further entries, which are ignored.
+        """
+        fields = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
         return cls(
-            **own
+            **fields
             | {
-                "task": Task(**own["task"]),
-                "arms": {name: _schedule(fields) for name, fields in own["arms"].items()},
-                "seeds": tuple(own["seeds"]),
+                "task": Task(**fields["task"]),
+                "arms": {n: schedules.from_config(arm) for n, arm in fields["arms"].items()},
+                "seeds": tuple(fields["seeds"]),
             }
         )
 
 
 def whole_name(name: str) -> str:
-    """The name of the run of which one with this name may be a part.
+    """Return the name of the run that a part belongs to.
 
     >>> whole_name("cnn-sequence.100-107"), whole_name("cnn-sequence")
     ('cnn-sequence', 'cnn-sequence')
+
+    Args:
+        name: The name of a run or of a part of one.
     """
     return name.partition(".")[0]
 
 
-def _junctions(schedule: Schedule) -> tuple[int, ...]:
-    return schedule.junctions if isinstance(schedule, Stairs) else ()
-
-
-def _schedule(fields: Mapping[str, Any]) -> Schedule:
-    if "treads" in fields:
-        return Stairs(tuple((lr, epochs) for lr, epochs in fields["treads"]))
-    return Adaptive(**fields)
+def _milestones(schedule: Schedule) -> tuple[int, ...]:
+    return schedule.milestones if isinstance(schedule, PiecewiseConstant) else ()

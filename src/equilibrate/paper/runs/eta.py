@@ -1,4 +1,4 @@
-"""How long the runs still take, from the speed seen so far."""
+"""The remaining time of several runs, estimated from the speed so far."""
 
 from __future__ import annotations
 
@@ -7,30 +7,43 @@ from collections.abc import Sequence
 from equilibrate.paper.protocol.run import Run
 
 
-class Forecast:
-    """Seconds left of a list of runs.
+class RemainingTime:
+    """Estimates the remaining time of a list of runs.
 
-    The run at hand is timed by its own epochs; one to come by the last epochs of a run of the same
-    task, in proportion to its replicas. Where no run of a task has been seen, nothing is said.
+    The current run is timed by its own epochs. A run that has not started is estimated from the
+    latest run of the same task, in proportion to the number of replicas.
+
+    Args:
+        runs: The runs in the order in which they are executed.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = {run.name: run for run in runs}
         self._epoch = dict.fromkeys(self._runs, 0)
-        self._begun: dict[str, tuple[int, float]] = {}
-        self._seconds: dict[str, float] = {}  # an epoch of one replica, by task
+        self._first: dict[str, tuple[int, float]] = {}  # (epoch, time) of the first update
+        self._seconds: dict[str, float] = {}  # for one epoch of one replica, by task
 
-    def note(self, name: str, epoch: int, now: float) -> None:
-        """Say that run `name` has done `epoch` epochs at the time `now`."""
+    def update(self, name: str, epoch: int, now: float) -> None:
+        """Record the progress of a run.
+
+        Args:
+            name: The name of the run.
+            epoch: Number of its completed epochs.
+            now: The current time in seconds.
+        """
         run = self._runs[name]
-        first, since = self._begun.setdefault(name, (epoch, now))
+        first, since = self._first.setdefault(name, (epoch, now))
         self._epoch[name] = epoch
         if epoch > first:
-            each = (now - since) / (epoch - first)
-            self._seconds[run.task.name] = each / len(run.replicas)
+            per_epoch = (now - since) / (epoch - first)
+            self._seconds[run.task.name] = per_epoch / len(run.replicas)
 
-    def left(self, name: str | None = None) -> float | None:
-        """Seconds left of one run, or of all; None where that is not known yet."""
+    def seconds(self, name: str | None = None) -> float | None:
+        """Return the remaining seconds, or None if no run of the same task was timed yet.
+
+        Args:
+            name: A run; by default all runs together.
+        """
         total = 0.0
         for run in self._runs.values() if name is None else [self._runs[name]]:
             epochs = run.epochs - self._epoch[run.name]
@@ -42,11 +55,14 @@ class Forecast:
         return total
 
 
-def spoken(seconds: float | None) -> str:
-    """A remaining time as one would say it.
+def format_eta(seconds: float | None) -> str:
+    """Return a remaining time as text, empty if it is unknown.
 
-    >>> [spoken(s) for s in (None, 0.0, 42.0, 200.0, 8000.0)]
+    >>> [format_eta(s) for s in (None, 0.0, 42.0, 200.0, 8000.0)]
     ['', 'done', '42 s left', '3 min left', '2.2 h left']
+
+    Args:
+        seconds: The remaining time in seconds, or None.
     """
     if seconds is None:
         return ""

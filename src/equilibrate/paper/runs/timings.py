@@ -1,4 +1,4 @@
-"""How long each run took, beside the records: what machine, how many steps, how many seconds."""
+"""How long each run took and on which device, in `timings.jsonl`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,34 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Timing:
-    """A finished run: the wall time of its epochs, measurements and rows included.
+    """The wall time of a finished run.
 
-    Epochs that were made twice after a kill, and the start of a process, are not counted.
+    It includes measurements and the writing of rows. It does not include the start of the process
+    and epochs that were repeated after a kill.
     """
 
     run: str
+    """Name of the run."""
     replicas: int
+    """Number of replicas."""
     epochs: int
+    """Number of epochs."""
     steps_per_epoch: int
+    """Number of steps in an epoch."""
     seconds: float
+    """Wall time of all epochs."""
     device: str
+    """Name of the GPU, or "CPU"."""
     torch: str
+    """Version of PyTorch."""
     precision: str
+    """Precision of the products."""
     commit: str | None = None
-    """Of the code that finished it."""
+    """Commit of the code that finished the run."""
 
     @property
     def steps_per_second(self) -> float:
-        """Steps a second, each of all replicas.
+        """Steps per second, where a step is a step of all replicas.
 
         >>> Timing("r", 4, 10, 500, 2.0, "GPU", "2.11", "tf32").steps_per_second
         2500.0
@@ -37,7 +46,7 @@ class Timing:
 
     @property
     def replica_step_microseconds(self) -> float:
-        """What one step of one replica costs.
+        """Microseconds per step of one replica.
 
         >>> Timing("r", 4, 10, 500, 2.0, "GPU", "2.11", "tf32").replica_step_microseconds
         100.0
@@ -45,25 +54,32 @@ class Timing:
         return 1e6 / (self.steps_per_second * self.replicas)
 
 
-def note(folder: Path | str, timing: Timing) -> None:
-    """Put a line into folder/timings.jsonl, in the place of an earlier one of the same run.
+def save(folder: Path | str, timing: Timing) -> None:
+    """Save a timing to folder/timings.jsonl. It replaces an earlier timing of the same run.
 
-    The file is written beside and then given its name, so that it is whole at any moment.
+    The file is written under another name and then renamed, so that it is always complete.
+
+    Args:
+        folder: The folder of the reproduction.
+        timing: The timing to save.
     """
     path = _path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    noted = load(folder) | {timing.run: timing}
-    lines = [json.dumps(asdict(timing), ensure_ascii=False) for timing in noted.values()]
+    timings = load(folder) | {timing.run: timing}
+    lines = [json.dumps(asdict(timing), ensure_ascii=False) for timing in timings.values()]
     partial = path.with_name(path.name + ".partial")
     partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
     os.replace(partial, path)
 
 
 def load(folder: Path | str) -> dict[str, Timing]:
-    """The timing of each run, by name; empty where none was noted.
+    """Return the timings in folder/timings.jsonl by run, empty if there is no such file.
 
     >>> load("/no/such/folder")
     {}
+
+    Args:
+        folder: The folder of the reproduction.
     """
     path = _path(folder)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []

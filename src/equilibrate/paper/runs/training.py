@@ -1,4 +1,4 @@
-"""One model trained with the adaptive schedule, recorded row by row and resumable."""
+"""Train one model with the adaptive schedule, record each epoch, and resume."""
 
 from __future__ import annotations
 
@@ -11,35 +11,52 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from equilibrate.runlog import checkpoints
-from equilibrate.runlog import records
-from equilibrate.paper.data import datasets as data
+from equilibrate.paper.data import datasets
 from equilibrate.paper.protocol import models
+from equilibrate.runlog import checkpoints, records
+from equilibrate.runlog.lock import lock
 from equilibrate.scheduler import FDRScheduler
 
 TASKS = {"digits-mlp": "digits", "digits-cnn": "digits", "mlp": "mnist", "cnn": "cifar10"}
-"""Each task is a model (`models.build`) and the data set it learns (`data.load`)."""
+"""The data set (`datasets.load`) of each task. A task is named after its model (`models.build`)."""
 
 
-def spare_threads(task: str) -> None:
-    """One thread for the small digits models: their operations only wait for a second one."""
+def limit_threads(task: str) -> None:
+    """Use one CPU thread for the digits, whose models are too small for several threads.
+
+    Args:
+        task: The name of the task.
+    """
     if TASKS.get(task) == "digits":
         torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is trained and how; the defaults suit the embedded digits."""
+    """The settings of a training run. The defaults suit the digits.
+
+    Raises:
+        ValueError: If a setting has an invalid value.
+    """
 
     task: str = "digits-mlp"
+    """One of `TASKS`."""
     epochs: int = 100
+    """Number of epochs."""
     lr: float = 0.2
+    """Initial learning rate η."""
     momentum: float = 0.0
+    """Momentum μ."""
     weight_decay: float = 0.01
+    """Coefficient λ of the L2 term."""
     batch_size: int = 10
-    tolerance: float = 0.01
-    decrease: float = 0.1
+    """Number of examples in a batch."""
+    threshold: float = 0.01
+    """The learning rate is lowered if |L/R − 1| is below this value."""
+    factor: float = 0.9
+    """The new learning rate is `factor` times the old one."""
     seed: int = 0
+    """Seed of the initial weights and of the shuffling."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -58,23 +75,32 @@ def train(
     mode: Literal["new", "resume", "overwrite"] = "new",
     data_dir: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Train, yielding a row for each epoch once it is recorded in `out/train.jsonl`.
+    """Train a model and record each epoch in `out/train.jsonl`.
 
-    A run that was killed goes on from `out/checkpoint.pt` with `mode="resume"`, and ends with the
-    same rows as one never stopped.
+    With `mode="resume"` an interrupted run continues from `out/checkpoint.pt` and ends with the
+    same rows as an uninterrupted run.
+
+    Args:
+        settings: The settings of the run.
+        out: The folder for the record and the checkpoint.
+        mode: Whether to start a new run, resume an interrupted one, or overwrite it.
+        data_dir: The folder with MNIST and CIFAR-10.
+
+    Yields:
+        The row of each epoch, after it is recorded.
     """
-    dataset = data.load(TASKS[settings.task], data_dir, progress=True)
+    dataset = datasets.load(TASKS[settings.task], data_dir, progress=True)
     run, checkpoint = _Run(settings, dataset), out / "checkpoint.pt"
     state = checkpoints.load(checkpoint) if mode == "resume" else None
     config = {**asdict(settings), "data": dataset.fingerprint}
     keep = state["rows"] if state else 0
     with (
-        records.lock(out),
+        lock(out),
         records.Writer(out / "train.jsonl", config=config, mode=mode, keep=keep) as writer,
     ):
         if state:
             run.load_state_dict(state["run"])
-        else:  # what an earlier record left would be taken for this one's after a kill
+        else:  # a checkpoint of an earlier record must not be used after a kill
             checkpoints.remove(checkpoint)
         while run.epoch < settings.epochs:
             row = run.advance()
@@ -85,9 +111,9 @@ def train(
 
 
 class _Run:
-    """The training loop anyone would write, with two lines of equilibrate in it."""
+    """A usual training loop with an FDRScheduler."""
 
-    def __init__(self, settings: Settings, dataset: data.Dataset) -> None:
+    def __init__(self, settings: Settings, dataset: datasets.Dataset) -> None:
         self.settings = settings
         self.dataset = dataset
         self.epoch = 0
@@ -100,19 +126,22 @@ class _Run:
             weight_decay=settings.weight_decay,
         )
         self.scheduler = FDRScheduler(
-            self.optimizer, threshold=settings.tolerance, factor=1 - settings.decrease, every=1, min_steps=1
+            self.optimizer,
+            threshold=settings.threshold,
+            factor=settings.factor,
+            every=1,  # as in the paper: every step is measured, and a decision needs no minimum
+            min_steps=1,
         )
 
     def advance(self) -> dict[str, Any]:
-        """Train one epoch and say what happened."""
-        images, labels = self.dataset.train_images, self.dataset.train_labels
-        batches = torch.randperm(len(images), generator=self.generator).split(
-            self.settings.batch_size
-        )
+        """Return the row to record, after training for one epoch."""
+        inputs, targets = self.dataset.train
+        order = torch.randperm(len(inputs), generator=self.generator)
+        batches = order.split(self.settings.batch_size)
         total = torch.zeros((), dtype=torch.float64)
         for batch in batches:
             self.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self.model(images[batch]), labels[batch])
+            loss = nn.functional.cross_entropy(self.model(inputs[batch]), targets[batch])
             loss.backward()
             self.optimizer.step()
             total += loss.detach()
@@ -130,17 +159,18 @@ class _Run:
             "lr": reading.lr,
             "lowered": decision.lowered,
             "reason": decision.reason,
-            "train_accuracy": self._accuracy(images, labels),
-            "test_accuracy": self._accuracy(self.dataset.test_images, self.dataset.test_labels),
+            "train_accuracy": self._accuracy(inputs, targets),
+            "test_accuracy": self._accuracy(*self.dataset.test),
         }
 
     @torch.no_grad()
-    def _accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        chunks = zip(images.split(1000), labels.split(1000), strict=True)
-        right = sum(int((self.model(x).argmax(1) == y).sum()) for x, y in chunks)
-        return right / len(labels)
+    def _accuracy(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        chunks = zip(inputs.split(1000), targets.split(1000), strict=True)
+        correct = sum(int((self.model(x).argmax(1) == y).sum()) for x, y in chunks)
+        return correct / len(targets)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the loop."""
         return {
             "epoch": self.epoch,
             "generator": self.generator.get_state(),
@@ -150,6 +180,7 @@ class _Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the result of `state_dict`."""
         self.epoch = state["epoch"]
         self.generator.set_state(state["generator"])
         self.model.load_state_dict(state["model"])

@@ -1,0 +1,54 @@
+"""The commands and their common options."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from equilibrate import __version__
+from equilibrate.cli.landscape import landscape
+from equilibrate.cli.reproduce import reproduce
+from equilibrate.cli.train import train
+from equilibrate.paper.data.datasets import DataError
+from equilibrate.runlog.checkpoints import CheckpointError
+from equilibrate.runlog.records import RecordError
+
+app = typer.Typer(
+    help="Detect when SGD has equilibrated, lower the learning rate, and measure the loss "
+    "landscape.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command()(train)
+app.command()(landscape)
+app.command()(reproduce)
+
+
+def run() -> None:
+    """Run the command line. Errors that the user can fix are shown without a traceback."""
+    try:
+        app()
+    except (ValueError, RecordError, CheckpointError, DataError) as error:
+        Console(stderr=True).print(f"equilibrate: {error}", style="red", highlight=False)
+        sys.exit(2)
+
+
+def _show_version(requested: bool) -> None:
+    if requested:
+        print(f"equilibrate {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    return

@@ -1,0 +1,1 @@
+"""Execution of the paper's runs and of single training runs."""

@@ -1,0 +1,67 @@
+"""Write figures, claims, tables and the report of the runs that are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from equilibrate.paper.analysis import results, verdicts
+from equilibrate.paper.output import figures, page, tables
+from equilibrate.paper.protocol.panels import PANELS
+from equilibrate.paper.runs import timings
+from equilibrate.paper.runs.errors import RunError
+from equilibrate.paper.runs.folder import figure_path, record_path
+from equilibrate.report import claims
+from equilibrate.report.claims import JudgedClaim
+from equilibrate.report.tables import to_markdown
+
+
+def write_outputs(out: Path, panels: Sequence[str] = ()) -> list[JudgedClaim]:
+    """Draw figures and check claims from out/records, without running anything.
+
+    Args:
+        out: The folder of the reproduction.
+        panels: The panels to draw, by default all whose runs are recorded.
+
+    Returns:
+        All claims with their verdicts.
+
+    Raises:
+        RunError: If a run that a panel needs is not recorded.
+    """
+    recorded = results.load(out / "records")
+    drawable = [
+        panel
+        for panel in PANELS
+        if all(name in recorded and len(recorded[name].epoch) for name in PANELS[panel].runs)
+    ]
+    missing = [panel for panel in panels if panel not in drawable]
+    if missing or not drawable:
+        what = f"figure {missing[0]}" if missing else "any figure"
+        raise RunError(f"{out / 'records'} lacks runs for {what}: run them first")
+    for panel in panels or drawable:
+        figures.save(panel, recorded, out / "figures")
+    found = verdicts.judge(recorded)
+    claims.save(found, out / "claims.json")
+    recorded_timings = [
+        timing
+        for timing in timings.load(out).values()
+        if record_path(out, timing.run).exists()  # not of a run that was removed since
+    ]
+    numbers = tables.numbers(recorded, recorded_timings)
+    claim_tables = [tables.claim_table(group) for group in verdicts.grouped(found)]
+    text = to_markdown([tables.summary(found), *claim_tables, *numbers])
+    (out / "tables.md").write_text(text, encoding="utf-8")
+    drawn = [panel for panel in drawn_panels(out) if panel in drawable]
+    text = page.compose(out, found, drawn, recorded, numbers)
+    (out / "report.html").write_text(text, encoding="utf-8")
+    return found
+
+
+def drawn_panels(out: Path) -> list[str]:
+    """Return the panels whose figures exist.
+
+    Args:
+        out: The folder of the reproduction.
+    """
+    return [panel for panel in PANELS if figure_path(out, panel).exists()]

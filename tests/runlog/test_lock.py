@@ -1,0 +1,57 @@
+"""Only one process writes to a folder, and a killed process does not block the next one."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from equilibrate.runlog.lock import lock
+from equilibrate.runlog.records import RecordError
+
+HOLD = """
+import sys, time
+from equilibrate.runlog.lock import lock
+with lock(sys.argv[1]):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_second_lock_raises_until_the_first_is_released(tmp_path):
+    with (
+        lock(tmp_path / "run"),
+        pytest.raises(RecordError, match=r"another run is writing to .*run: wait for it to end"),
+        lock(tmp_path / "run"),
+    ):
+        pass
+    with lock(tmp_path / "run"):
+        pass
+
+
+def test_lock_is_released_when_the_block_fails(tmp_path):
+    with pytest.raises(KeyboardInterrupt), lock(tmp_path):
+        raise KeyboardInterrupt
+    with lock(tmp_path):
+        pass
+
+
+def test_killed_process_releases_the_lock(tmp_path):
+    arguments = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(RecordError, match="another run is writing to"), lock(tmp_path):
+            pass
+        process.send_signal(signal.SIGKILL)
+    with lock(tmp_path):
+        pass
+
+
+def test_folder_that_cannot_be_written_to_raises(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(RecordError, match=r"cannot write to .*: choose a folder you can write to"),
+        lock(tmp_path / "file" / "run"),
+    ):
+        pass
