@@ -205,7 +205,7 @@ class Probe:
         return 0 if self._skipped is None else int(self._skipped)
 
     def had_hidden_edit(self) -> bool:
-        """Return whether parameters were edited in a way that PyTorch does not count; then forget it."""
+        """Return whether parameters were edited unnoticed since the last call."""
         found, self._hidden_edit = self._hidden_edit, None
         return found is not None and bool(found)
 
@@ -401,19 +401,16 @@ class Probe:
     def _buffers(self) -> list[Tensor | None]:
         # Looking a tensor up in the state takes long, so its entries are kept.
         state = self._optimizer.state
-        if not self._knows(state):
+        if self._states is None or not self._is_current(state, *self._states):
             if any(p not in state for p in self.params):
                 return [state.get(p, {}).get("momentum_buffer") for p in self.params]
             self._states = state, [state[p] for p in self.params]
         return [entry.get("momentum_buffer") for entry in self._states[1]]
 
-    def _knows(self, state: Any) -> bool:
-        """Return whether the entries are those that are kept: a state may be loaded or cleared."""
-        if self._states is None or self._states[0] is not state:
-            return False
-        first, last = self.params[0], self.params[-1]
-        entries = self._states[1]
-        return state.get(first) is entries[0] and state.get(last) is entries[-1]
+    def _is_current(self, state: Any, known: Any, entries: list[dict[str, Any]]) -> bool:
+        """Return whether the entries kept are those of the state, which may be loaded or cleared."""
+        ends = (self.params[0], entries[0]), (self.params[-1], entries[-1])
+        return state is known and all(state.get(p) is entry for p, entry in ends)
 
     def _count_unstarted(self) -> int:
         return sum(buffer is None for buffer in self._buffers())
