@@ -408,7 +408,7 @@ class Probe:
         return [entry.get("momentum_buffer") for entry in self._states[1]]
 
     def _is_current(self, state: Any, known: Any, entries: list[dict[str, Any]]) -> bool:
-        """Return whether the entries kept are those of the state, which may be loaded or cleared."""
+        """Return whether the kept entries are still those of the state."""
         ends = (self.params[0], entries[0]), (self.params[-1], entries[-1])
         return state is known and all(state.get(p) is entry for p, entry in ends)
 
