@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equilibrate._engine.probe import Probe
-from equilibrate._engine.sharding import Layout, layout_of, local
+from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.updates import learning_rate
 from equilibrate.relations import Reading
 
@@ -81,6 +81,7 @@ class Monitor:
         self.every = every
         self._names = None if named_parameters is None else _names_of(named_parameters)
         self._process_group = process_group
+        self._layout: Layout
         self._probes: list[Probe] = []
         self._sizes: list[int] = []
         self._lrs: list[float | Tensor] = []
@@ -110,7 +111,7 @@ class Monitor:
         """
         self._warn_if_blind()
         self._update_layout()
-        return self._combined(self._probes)
+        return self._combined(self._probes, self._means())
 
     def group_readings(self) -> dict[str, Reading]:
         """Return FDR1 for each parameter group: "group 0", "group 1", …
@@ -118,11 +119,14 @@ class Monitor:
         FDR1 holds for every group by itself, with its own learning rate, momentum and dampening.
         """
         self._update_layout()
-        groups = range(len(self._optimizer.param_groups))
-        return {
-            f"group {i}": self._combined([probe for probe in self._probes if probe.group == i])
-            for i in groups
-        }
+        means = self._means()
+        found: dict[str, Reading] = {}
+        for i in range(len(self._optimizer.param_groups)):
+            chosen = [j for j, probe in enumerate(self._probes) if probe.group == i]
+            found[f"group {i}"] = self._combined(
+                [self._probes[j] for j in chosen], [means[j] for j in chosen]
+            )
+        return found
 
     def parameter_readings(self) -> dict[str, Reading]:
         """Return FDR1 for each parameter, by name, in the order of the names given.
@@ -138,8 +142,7 @@ class Monitor:
         self._update_layout()
         names = self._all_names()
         found: dict[str, Reading] = {}
-        for probe in self._probes:
-            *sides, steps = probe.means().tolist()
+        for probe, (*sides, steps) in zip(self._probes, self._means(), strict=True):
             lefts, rights = sides[: len(probe.params)], sides[len(probe.params) :]
             lr = self._lr(probe.group)
             for p, left, right in zip(probe.params, lefts, rights, strict=True):
@@ -192,20 +195,23 @@ class Monitor:
         Under sharded training it is the same on every process and may be loaded by any number.
         """
         self._update_layout()
+        sums = [probe.state_sums() for probe in self._probes]
+        totals = iter(self._layout.total([part for parts in sums for part in parts]))
         return {
             "step": self._step,
             "since_reset": self._since_reset,
             "every": self.every,
             "lrs": [float(lr) for lr in self._lrs],
             "fingerprint": self._fingerprint(),
-            "probes": [probe.state_dict() for probe in self._probes],
+            "probes": [probe.state_dict(next(totals), next(totals)) for probe in self._probes],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned, `every` included.
 
         Raises:
-            ValueError: If it is not the state of a monitor, or that of another model.
+            ValueError: If it is not the state of a monitor, that of another model, or one whose
+                parameters were spread over devices in another way.
         """
         if "fingerprint" not in state_dict:
             raise ValueError(
@@ -220,22 +226,36 @@ class Monitor:
                 f"{_describe(fingerprint)}; load it with the model, parameter groups and "
                 "named_parameters it was saved with"
             )
+        self.every = state_dict["every"]
+        self._lay_out()
+        saved = [len(state["begun"]) for state in state_dict["probes"]]
+        if saved != (present := [len(probe.params) for probe in self._probes]):
+            raise ValueError(
+                "state_dict was saved with the parameters on other devices: it holds sums for "
+                f"{saved} tensors on each, this monitor has {present}; move the model first"
+            )
         self._step = state_dict["step"]
         self._since_reset = state_dict["since_reset"]
-        self.every = state_dict["every"]
         self._lrs = list(state_dict["lrs"])
-        self._lay_out()
         for probe, state in zip(self._probes, state_dict["probes"], strict=True):
             probe.load_state_dict(state)
         self._checked = self._step, self._norm()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; hooks are not copied with an optimizer."""
+        """Return what a copy needs; hooks are not copied with an optimizer.
+
+        Raises:
+            TypeError: If the monitor has a process group, which cannot be copied.
+        """
+        if self._process_group is not None:
+            raise TypeError(
+                "a monitor with a process_group cannot be copied or pickled, as a process group "
+                "cannot: create a new one and load monitor.state_dict() into it"
+            )
         return {
             "optimizer": self._optimizer,
             "named_parameters": self._named_parameters(),
             "every": self.every,
-            "process_group": self._process_group,
             "state_dict": self.state_dict(),
         }
 
@@ -291,25 +311,26 @@ class Monitor:
     # Layout -----------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        """Create a probe for each group, device, dtype and sharding; windows restart."""
+        """Create a probe for each group, device and dtype; windows restart."""
         _check_parameters(self._optimizer)
-        buckets: dict[tuple[int, torch.device, torch.dtype, Layout], list[Tensor]] = {}
-        for i, group in enumerate(self._optimizer.param_groups):
+        groups = self._optimizer.param_groups
+        self._layout = Layout([p for group in groups for p in group["params"]], self._process_group)
+        buckets: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
+        for i, group in enumerate(groups):
             for p in group["params"]:
-                layout = layout_of(p, self._process_group)
-                buckets.setdefault((i, p.device, p.dtype, layout), []).append(p)
+                buckets.setdefault((i, local(p).device, p.dtype), []).append(p)
         self._probes = [
             Probe(
                 self._optimizer,
                 group,
                 params,
-                layout,
+                self._layout,
                 each=self._has_names(),
                 thinned=self.every > 1,
             )
-            for (group, _, _, layout), params in buckets.items()
+            for (group, _, _), params in buckets.items()
         ]
-        self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        self._sizes = [len(group["params"]) for group in groups]
         self._held = self._places()
         self._on_gpu = any(probe.device.type == "cuda" for probe in self._probes)
 
@@ -352,12 +373,17 @@ class Monitor:
 
     # Readings ---------------------------------------------------------------------------------
 
-    def _combined(self, probes: list[Probe]) -> Reading:
+    def _means(self) -> list[list[float]]:
+        """Return the means of each probe, over all processes."""
+        totals = self._layout.total([probe.sums() for probe in self._probes])
+        pairs = zip(self._probes, totals, strict=True)
+        return [probe.means(total).tolist() for probe, total in pairs]
+
+    def _combined(self, probes: list[Probe], means: list[list[float]]) -> Reading:
         """Sum both sides over parts of the model: they are additive."""
         left = right = 0.0
         count = 0.0
-        for probe in probes:
-            *sides, steps = probe.means().tolist()
+        for *sides, steps in means:
             left += sum(sides[: len(sides) // 2])
             right += sum(sides[len(sides) // 2 :])
             count = max(count, steps)
@@ -400,7 +426,7 @@ class Monitor:
     def _fingerprint(self) -> list[list[Any]]:
         names = self._all_names() if self._has_names() else {}
         return [
-            [[names.get(id(p), ""), list(p.shape), str(p.dtype)] for p in group["params"]]
+            [[names.get(id(p), ""), self._layout.shape(p), str(p.dtype)] for p in group["params"]]
             for group in self._optimizer.param_groups
         ]
 
