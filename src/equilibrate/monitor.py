@@ -88,6 +88,7 @@ class Monitor:
         self._step = 0
         self._since_reset = 0
         self._explicit = False
+        self._idle = False
         if self._names is not None:
             _check_names(self._optimizer, self._names)
         self._lay_out()
@@ -288,9 +289,11 @@ class Monitor:
         return not (self._on_gpu and torch.cuda.is_current_stream_capturing())
 
     def _before(self) -> None:
-        optimizer = self._optimizer
-        if self._sizes != [len(group["params"]) for group in optimizer.param_groups]:
+        if self._sizes != [len(group["params"]) for group in self._optimizer.param_groups]:
             self._lay_out()
+        self._idle = _is_idle(self._optimizer)
+        if self._idle:
+            return
         upcoming = self._since_reset + 1
         self._measured = upcoming == 1 or upcoming % self.every == 0
         if self._measured and not self._up_to_date():
@@ -300,6 +303,10 @@ class Monitor:
                 probe.before(measured=self._measured)
 
     def _after(self) -> None:
+        if self._idle:
+            for probe in self._probes:
+                probe.after_idle()
+            return
         with _NO_GRAD:
             for probe in self._probes:
                 probe.after(measured=self._measured)
@@ -478,6 +485,17 @@ def _is_inside_another(optimizer: Optimizer, caller: Any) -> bool:
     """
     own = getattr(type(optimizer).step, "__wrapped__", None)
     return caller.f_locals.get("func", own) is not own
+
+
+def _is_idle(optimizer: Optimizer) -> bool:
+    """Return whether a step cannot change anything: its learning rates and state are nothing.
+
+    `torch.distributed.checkpoint` makes such steps to create the state that it saves or loads.
+    """
+    if optimizer.state:
+        return False
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return all(not (isinstance(lr, Tensor) and lr.device.type != "cpu") and lr == 0 for lr in rates)
 
 
 def _check_parameters(optimizer: Optimizer) -> None:

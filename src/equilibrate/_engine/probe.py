@@ -139,6 +139,10 @@ class Probe:
         else:
             self._edits.pass_over()
 
+    def after_idle(self) -> None:
+        """Note a step that has not changed anything but version counters."""
+        self._edits.pass_over()
+
     def restart(self) -> None:
         """Begin a new window at the next step."""
         self._entries = []
