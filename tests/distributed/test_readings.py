@@ -3,12 +3,13 @@
 import math
 
 import pytest
+import torch
 from support import sharded
 
 import equilibrate as eq
 
 RELATIVE = 1e-8
-STEPS = 13
+STEPS = 10
 
 
 def assert_equal(found, expected, relative=RELATIVE):
@@ -39,7 +40,8 @@ def expected():
 
 @pytest.mark.parametrize("strategy", sharded.STRATEGIES)
 def test_sharded_readings_equal_those_of_a_single_process(processes, expected, strategy):
-    results = processes.run(sharded.readings, strategy, STEPS)
+    kinds = ["momentum", "adamw"] if "offloaded" in strategy else list(sharded.OPTIMIZERS)
+    results = processes.run(sharded.readings, strategy, STEPS, kinds)
     for found in results:
         assert same(found, results[0])
     for setting, numbers in results[0].items():
@@ -56,10 +58,11 @@ def test_data_parallel_readings_need_no_communication(processes, expected, kind,
 
 
 def test_single_precision_readings_equal_those_of_a_single_process(processes):
-    results = processes.run(sharded.readings, "FSDP2", STEPS, torch.float32)
-    for setting in (("sgd", 1), ("momentum", 4)):
+    kinds = ["sgd", "momentum"]
+    results = processes.run(sharded.readings, "FSDP2", STEPS, kinds, torch.float32)
+    for setting, numbers in results[0].items():
         expected = sharded.single(*setting, STEPS, dtype=torch.float32)
-        assert_equal(results[0][setting], expected, relative=1e-5)
+        assert_equal(numbers, expected, relative=1e-5)
 
 
 @pytest.mark.parametrize("strategy", ["FSDP2", "HSDP", "FSDP2 and TP"])
@@ -73,7 +76,7 @@ def test_learning_rates_are_the_same_on_every_process_after_every_decision(proce
 @pytest.mark.parametrize(("strategy", "groups"), [("FSDP2", 1), ("HSDP", 1), ("FSDP2 and TP", 2)])
 def test_a_reading_takes_one_small_reduction_for_each_group(processes, strategy, groups):
     for training, *readings in processes.run(sharded.collectives, strategy, 5):
-        assert training == []  # by the monitor; FSDP2 and TP do not call `all_reduce` themselves
+        assert training == []
         assert [len(sizes) for sizes in readings] == [groups] * 3
         # Both sides of eight parameters, and two counts of steps for each parameter group.
         assert {size for sizes in readings for size in sizes} == {2 * 8 + 2 * 2}
@@ -105,9 +108,7 @@ def test_fsdp1_needs_its_process_group(processes, use_orig_params, every):
         assert "process_group=torch.distributed.group.WORLD" in found["error"]
         if rank > 1:
             assert "this process is not a member of process_group" in found["other group"]
-        assert found["copy"].startswith(
-            "TypeError: a monitor with a process_group cannot be copied"
-        )
+        assert "TypeError: a monitor with a process_group cannot be copied" in found["copy"]
         assert "ValueError: state_dict belongs to another model" in found["into a plain model"]
         assert found["fingerprint"] == results[0]["fingerprint"]
         before, after = found["resumed"]
@@ -123,11 +124,13 @@ def test_fsdp1_needs_its_process_group(processes, use_orig_params, every):
 
 def test_partial_parameters_raise(processes):
     for error in processes.run(sharded.partial_parameter):
-        assert "shape (3,) has the placement Partial(sum)" in error
+        assert "shape (3,) has the placement P" in error
         assert "redistribute it to Shard or Replicate first" in error
 
 
 def test_a_process_group_without_shards_of_fsdp1_raises():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    with pytest.raises(ValueError, match="process_group is only for shards of Fully.*leave it out"):
+    with pytest.raises(
+        ValueError, match=r"process_group is only for shards of Fully.*leave it out"
+    ):
         eq.Monitor(optimizer, process_group="any")

@@ -10,6 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import astuple
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import equilibrate as eq
+from equilibrate._engine import sharding
 
 BATCH = 8
 OPTIMIZERS = {
@@ -190,11 +192,11 @@ def single_group(kind, every, steps, *, each=True):
 # Checks: each is called on every process --------------------------------------------------------
 
 
-def readings(strategy, steps, dtype=torch.float64):
-    """Readings of a distributed network, for all optimizers, measured at all or at some steps."""
+def readings(strategy, steps, kinds, dtype=torch.float64):
+    """Readings of a distributed network, for some optimizers, measured at all or at some steps."""
     found = {}
     parts = parallel_of_data(strategy)
-    for kind in OPTIMIZERS:
+    for kind in kinds:
         for every in (1, 4):
             model = STRATEGIES[strategy](network(dtype))
             optimizer = optimizer_for(model, kind)
@@ -239,15 +241,14 @@ def collectives(strategy, steps):
     optimizer = optimizer_for(model, "momentum")
     monitor = eq.Monitor(optimizer, every=4, named_parameters=model.named_parameters())
     sizes = []
-    reduce = dist.all_reduce
 
     def counted(tensor, *args, **kwargs):
         sizes.append(tensor.numel())
-        return reduce(tensor, *args, **kwargs)
+        return dist.all_reduce(tensor, *args, **kwargs)
 
     parts = parallel_of_data(strategy)
     part = dist.get_rank() * parts // dist.get_world_size()
-    dist.all_reduce = counted
+    sharding.dist = SimpleNamespace(**{**vars(dist), "all_reduce": counted})  # not FSDP's
     try:
         found = []
         for call in (
@@ -261,7 +262,7 @@ def collectives(strategy, steps):
             found.append(list(sizes))
         return found
     finally:
-        dist.all_reduce = reduce
+        sharding.dist = dist
 
 
 def decisions(strategy, steps):
