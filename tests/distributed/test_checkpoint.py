@@ -43,3 +43,9 @@ def test_a_run_continues_on_another_number_of_processes(processes, strategy, kin
             warnings.simplefilter("ignore")  # torch says that there is no process group
             result = checkpointed.resumed(kind, folder, form, plain=True)
         assert_continues(result, results[0])
+
+
+def test_the_example_of_the_documentation_runs_on_several_processes(processes, tmp_path):
+    results = processes.run(checkpointed.example, str(tmp_path), size=2)
+    names = ["begun", "open", "skipped", "window.dropped", "window.lengths", "window.rows"]
+    assert results == [[f"scheduler.monitor.probes.0.{name}" for name in names]] * 2

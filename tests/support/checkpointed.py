@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -10,6 +13,7 @@ import equilibrate as eq
 from support.sharded import STRATEGIES, mesh, network, numbers, optimizer_for, shard_all, train
 
 EPOCH = 5
+PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 SAVED, LAST = 3, 6
 """Epochs: with every=4 the state is saved in the middle of an interval."""
 
@@ -65,3 +69,13 @@ def resumed(kind, folder, form, *, plain=False):
     set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=state["optimizer"])
     loaded = numbers(scheduler.monitor)
     return loaded, epochs(model, optimizer, scheduler, SAVED, LAST, parts=size, part=rank)
+
+
+def example(folder):
+    """Run the example of the documentation, and return what its scheduler's state says then."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    namespace = {"__name__": "example"}
+    exec(compile(block, PAGE.name, "exec"), namespace)
+    namespace["train"](folder)
+    keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    return sorted(key for key in keys if key.startswith("scheduler.monitor.probes"))
