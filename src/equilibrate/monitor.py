@@ -37,8 +37,9 @@ class Monitor:
     sampled, at the measured steps.
 
     The hooks hold no reference to the monitor: keep it in a variable for as long as it is needed.
-    Under sharded training (FSDP, tensor parallelism) `reading`, `group_readings`,
-    `parameter_readings` and `state_dict` are collective: call them on every process.
+    If parameters are sharded (FSDP, tensor parallelism) `reading`, `group_readings`,
+    `parameter_readings` and `state_dict` are collective: call them on every process. A process that
+    calls one alone waits for the others.
 
     Args:
         optimizer: Any `torch.optim.Optimizer`, or one that accelerate has wrapped.
@@ -46,14 +47,16 @@ class Monitor:
             optimizer that was itself created from named parameters needs none.
         every: Measure the first step of a window and then every k-th. The default costs next to
             nothing and loses nothing that matters; 1 makes every reading exact.
-        process_group: The group over which plain parameters are sharded, for FSDP1. DTensors
-            need none.
+        process_group: The group over which FSDP1 (`FullyShardedDataParallel`) shards the
+            parameters. The constructor and `load_state_dict` are then collective too. Everything
+            else needs none.
 
     Raises:
         TypeError: If `optimizer` is not an optimizer, `named_parameters` are not pairs, or a
             parameter is complex.
         ValueError: If the optimizer has no parameters, `named_parameters` lacks one, `every` is
-            below 1, or parameters are sharded in a way that needs a `process_group`.
+            below 1, or parameters are shards of FSDP1 and there is no `process_group`, or the
+            other way round.
 
     Example:
         >>> theta = torch.nn.Parameter(torch.ones(2))
@@ -193,7 +196,8 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, strings and tensors that `torch.load` reads by default.
 
-        Under sharded training it is the same on every process and may be loaded by any number.
+        If parameters are sharded, every process must call it. The state is the same on all of them
+        and may be loaded by any number of processes, or into a model that is not sharded.
         """
         self._update_layout()
         sums = [probe.state_sums() for probe in self._probes]
