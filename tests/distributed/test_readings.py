@@ -91,6 +91,12 @@ def test_partial_gradients_are_added_up(processes, every, first_whole):
             assert_equal(found, expected, relative=1e-5)
 
 
+@pytest.mark.parametrize("how", ["whole", "local"])
+def test_edits_of_sharded_parameters_are_noticed(processes, how):
+    for found, expected in processes.run(sharded.edited, how):
+        assert_equal(found, expected)
+
+
 def test_zero_redundancy_readings_are_those_of_the_step_form(processes):
     # Without momentum, and for AdamW, that is what a single process reads too.
     for kind, every in [("sgd", 1), ("adamw", 4)]:

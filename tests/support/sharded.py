@@ -265,6 +265,23 @@ def collectives(strategy, steps):
         sharding.dist = dist
 
 
+def edited(how):
+    """Readings after parameters were edited between two measured steps; expected ones with it."""
+
+    def run(model, **where):
+        optimizer = optimizer_for(model, "sgd")
+        monitor = eq.Monitor(optimizer, every=4)
+        train(model, optimizer, 6, **where)
+        with torch.no_grad():
+            for p in model.parameters():
+                (p.to_local() if how == "local" and isinstance(p, DTensor) else p).mul_(1.5)
+        train(model, optimizer, 9, first=6, **where)
+        return numbers(monitor, each=False)
+
+    found = run(STRATEGIES["FSDP2"](network()), parts=4, part=dist.get_rank())
+    return found, run(network())
+
+
 def decisions(strategy, steps):
     """Learning rates after each decision of a scheduler whose threshold is always met."""
     model = STRATEGIES[strategy](network())

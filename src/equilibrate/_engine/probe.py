@@ -351,7 +351,7 @@ class Probe:
         return [local_like(p, t) for p, t in zip(self.params, tensors, strict=True)]
 
     def _share(self) -> Tensor:
-        """What to multiply sums of each parameter with, so that their total counts it once."""
+        """Return a factor for each parameter, with which the total counts it once."""
         return self._shards[:, None] / self.layout.processes
 
     # Gradient scaling -------------------------------------------------------------------------

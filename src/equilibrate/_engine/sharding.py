@@ -116,7 +116,11 @@ class Layout:
 
 
 def _groups_of(param: Tensor, process_group: Any | None) -> list[Any]:
-    """Return the groups over which a parameter is sharded, one for each mesh dimension."""
+    """Return the groups over which a parameter is sharded, one for each mesh dimension.
+
+    Raises:
+        ValueError: If the parameter is partial.
+    """
     distributed = as_dtensor(param)
     if distributed is None:
         return [process_group] if _is_flattened(param) else []
