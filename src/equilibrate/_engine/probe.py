@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equilibrate._engine.edits import EditWatch
-from equilibrate._engine.sharding import Layout, local, same_layout
+from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
 from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
 from equilibrate._engine.updates import Scalar, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
@@ -46,13 +46,13 @@ class _Entry(NamedTuple):
 
 
 class Probe:
-    """Both sides of FDR1 for the parameters of one group, device, dtype and layout.
+    """Both sides of FDR1 for the parameters of one group, device and dtype.
 
     Args:
         optimizer: The optimizer that moves the parameters.
         group: Index of their parameter group.
         params: The parameters.
-        layout: How they are distributed over processes.
+        layout: How the parameters of the optimizer are distributed over processes.
         each: Whether to keep the sums of each parameter instead of their total.
         thinned: Whether some steps are not measured. Norms are measured only then.
     """
@@ -73,6 +73,7 @@ class Probe:
         self.layout = layout
         self.each = each
         self._thinned = thinned
+        self._distributed = any(as_dtensor(p) is not None for p in self.params)
         parts = self._local(self.params)
         self.device = device = parts[0].device
         self._dtype = parts[0].dtype
@@ -83,6 +84,7 @@ class Probe:
         self._ring = torch.zeros(
             _BLOCK + 1, len(self.params), 3, dtype=torch.float64, device=device
         )
+        self._shards = _host_to(self._ring, [float(layout.shards(p)) for p in self.params])
         self._entries: list[_Entry] = []
         self._update: Update | None = None
         self._key: Any = None
@@ -110,18 +112,18 @@ class Probe:
         self._checked = measured or changed or self._edits.every_step
         if not self._checked:
             return
-        params = self._local(self.params)
-        if self._edits.is_edited(params):
+        if self._edits.is_edited(self._counted()):
             self._open = None
         if changed:
             self._key = key
             self._change(update_of(self._optimizer, group, self._dtype))
         if measured:
-            self._measured = self._source()
+            assert self._update is not None
+            self._measured = self._update
             if self._open is None:
                 self._begin(self._measured)
             if self._measured.source == "difference":
-                self._sums.save(params)
+                self._sums.save(self._local(self.params))
 
     def after(self, *, measured: bool) -> None:
         """Note a step, and measure it if asked to."""
@@ -133,9 +135,13 @@ class Probe:
         if measured:
             self._measure(found)
         if self._checked:
-            self._edits.step(self._local(self.params))
+            self._edits.step(self._counted())
         else:
             self._edits.pass_over()
+
+    def after_idle(self) -> None:
+        """Note a step that has not changed anything but version counters."""
+        self._edits.pass_over()
 
     def restart(self) -> None:
         """Begin a new window at the next step."""
@@ -157,19 +163,23 @@ class Probe:
         self._ring[0] = self._ring[len(self._entries)]
         self._entries = []
 
-    def means(self) -> Tensor:
-        """Return the means over the window: L of each series, R of each series, steps.
-
-        Every process that holds a part of the parameters must call it.
-        """
+    def sums(self) -> Tensor:
+        """Return this process's sums over the window, for `Layout.total`."""
         self.settle()
         lengths = None
         if self._skipped is not None:
             lengths = self.window.column(-2).tolist()
-        sums = self.layout.total(self.window.rows(lengths).sum(0))
+        return self.window.rows(lengths).sum(0)
+
+    def means(self, total: Tensor) -> Tensor:
+        """Return the means over the window: L of each series, R of each series, steps.
+
+        Args:
+            total: What `sums` returns, added up over all processes.
+        """
         # Steps are counted by every process, and added up with the rest.
-        steps, sampled = sums[-2:] / self.layout.processes
-        difference, right = sums[:-2].unflatten(0, (2, self._series))
+        steps, sampled = total[-2:] / self.layout.processes
+        difference, right = total[:-2].unflatten(0, (2, self._series))
         right = right / sampled
         return torch.cat([right + difference / steps, right, steps[None]])
 
@@ -185,14 +195,22 @@ class Probe:
         choose(params).measure(Update("difference", 0.0), params, nothing, nothing, out, norm=True)
         return out[:, NORM].sum().item()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, summed over processes; every one of them must call it."""
+    def state_sums(self) -> list[Tensor]:
+        """Return this process's part of the state, for `Layout.total`."""
         self.settle()
-        window = self.window.state_dict()
-        window["rows"] = self.layout.total(window["rows"]).cpu()
+        return [self.window.state_dict()["rows"], self._ring[0] * self._share()]
+
+    def state_dict(self, rows: Tensor, begun: Tensor) -> dict[str, Any]:
+        """Return the state, which does not depend on how parameters are distributed.
+
+        Args:
+            rows: First item of `state_sums`, added up over all processes.
+            begun: Second item of `state_sums`, added up over all processes.
+        """
+        rows[:, -2:] /= self.layout.processes
         return {
-            "window": window,
-            "begun": self.layout.total(self._ring[0]).cpu(),
+            "window": {**self.window.state_dict(), "rows": rows},
+            "begun": begun,
             "open": -1 if self._open is None else self._open,
             "skipped": self.skipped(),
         }
@@ -200,11 +218,10 @@ class Probe:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, which may come from another number of processes."""
         self._entries = []
-        share = 1 / self.layout.processes
-        window = dict(state["window"])
-        window["rows"] = window["rows"] * share
-        self.window.load_state_dict(window)
-        self._ring[0] = state["begun"].to(self._ring.device) * share
+        rows = state["window"]["rows"].clone()
+        rows[:, :-2] /= self.layout.processes
+        self.window.load_state_dict({**state["window"], "rows": rows})
+        self._ring[0] = state["begun"].to(self._ring.device) / self._shards[:, None]
         self._open = None if state["open"] < 0 else state["open"]
         group = self._optimizer.param_groups[self.group]
         self._key = self._settings(group)
@@ -236,19 +253,6 @@ class Probe:
         coefficients = _over_an_interval(begun)
         self._note(_Entry(self._open or 0, False, coefficients, None, self._skips(None)))
         self._open = 0
-
-    def _source(self) -> Update:
-        """Return the update, with a copy of θ where the tensors of its source do not fit."""
-        assert self._update is not None
-        update = self._update
-        if update.source == "difference" or not self.layout.groups:
-            return update
-        tensors = [p.grad for p in self.params] if update.gradient else []
-        tensors += self._buffers() if update.buffer else []
-        params = self.params * (bool(update.gradient) + bool(update.buffer))
-        if all(same_layout(p, t) for p, t in zip(params, tensors, strict=True)):
-            return update
-        return Update("difference", update.lr)
 
     def _begin(self, update: Update) -> None:
         """Begin an interval before a step; the step alone makes up an interval of its own."""
@@ -298,8 +302,8 @@ class Probe:
         self._sums.measure(
             update,
             params,
-            [None if g is None else local(g) for g in gradients],
-            [None if b is None else local(b) for b in buffers],
+            self._local_like(gradients),
+            self._local_like(buffers),
             self._slot(),
             norm=self._thinned or self._skipped is not None,
         )
@@ -330,7 +334,24 @@ class Probe:
         return [entry.get("momentum_buffer") for entry in self._states[1]]
 
     def _local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [local(t) for t in tensors] if self.layout.groups else tensors
+        return [local(t) for t in tensors] if self._distributed else tensors
+
+    def _counted(self) -> Sequence[Tensor]:
+        """Return the tensors whose versions count changes of the parameters.
+
+        Operations on a DTensor increase its own version, those on its local part only that one's.
+        """
+        return [*self.params, *self._local(self.params)] if self._distributed else self.params
+
+    def _local_like(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return the local parts of gradients or buffers; there are none where none are needed."""
+        if not (self._distributed and tensors):
+            return tensors
+        return [local_like(p, t) for p, t in zip(self.params, tensors, strict=True)]
+
+    def _share(self) -> Tensor:
+        """Return a factor for each parameter, with which the total counts it once."""
+        return self._shards[:, None] / self.layout.processes
 
     # Gradient scaling -------------------------------------------------------------------------
 
@@ -367,6 +388,9 @@ class Probe:
             sampled = sampled * moving
             alone = _host_to(ring, [float(e.steps == 1) for e in entries])[:, None]
             difference = difference * torch.where(alone > 0, moving, 1.0)
+        if self.layout.processes > 1:
+            share = self._share().squeeze(1)
+            difference, sampled = difference * share, sampled * share
         steps = _host_to(ring, [float(entry.steps) for entry in entries])
         weights = _host_to(ring, [float(entry.steps * entry.sampled) for entry in entries])
         if any(entry.skips is not None for entry in entries):
