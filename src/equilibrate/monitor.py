@@ -276,9 +276,10 @@ class Monitor:
         # Weak references: a monitor that nobody holds any more must not stay alive, with its
         # hooks, for as long as the optimizer does.
         optimizer, nests = self._optimizer, _may_call_its_parents_step(type(self._optimizer))
+        monitor: weakref.ref[Monitor] = weakref.ref(self)
         handles = [
-            optimizer.register_step_pre_hook(_hook(weakref.WeakMethod(self._before), nests)),
-            optimizer.register_step_post_hook(_hook(weakref.WeakMethod(self._after), nests)),
+            optimizer.register_step_pre_hook(_hook(monitor, Monitor._before, nests)),
+            optimizer.register_step_post_hook(_hook(monitor, Monitor._after, nests)),
         ]
         # First of all hooks after the step: another one may clear gradients or edit parameters.
         hooks = getattr(optimizer, "_optimizer_step_post_hooks", None)
@@ -384,7 +385,13 @@ class Monitor:
 
     # Readings ---------------------------------------------------------------------------------
 
-    def _combined(self, probes: list[Probe]) -> Reading:
+    def _means(self) -> list[list[float]]:
+        """Return the means of each probe, over all processes."""
+        totals = self._layout.total([probe.sums() for probe in self._probes])
+        pairs = zip(self._probes, totals, strict=True)
+        return [probe.means(total).tolist() for probe, total in pairs]
+
+    def _combined(self, probes: list[Probe], means: list[list[float]]) -> Reading:
         """Return the reading of some parts of the model: both sides are additive."""
         left = right = 0.0
         count = 0.0
@@ -452,14 +459,16 @@ def unwrap(optimizer: Any) -> Optimizer:
     return inner
 
 
-def _hook(method: weakref.WeakMethod[Callable[[], None]], nests: bool) -> Callable[..., None]:
+def _hook(
+    reference: weakref.ref[Monitor], method: Callable[[Monitor], None], nests: bool
+) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        bound = method()
-        if bound is None or not bound.__self__._hooked():  # pyright: ignore[reportFunctionMemberAccess]
+        monitor = reference()
+        if monitor is None or not monitor._hooked():
             return
         if nests and _is_inside_another(optimizer, sys._getframe(1)):
             return
-        bound()
+        method(monitor)
 
     return hook
 

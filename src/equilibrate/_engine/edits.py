@@ -29,7 +29,7 @@ class EditWatch:
         self._unchecked = 0
 
     def is_edited(self, params: Sequence[Tensor]) -> bool:
-        """Return, before a step, whether the parameters were changed since the last checked one."""
+        """Return whether the parameters were changed since the last step; call it before one."""
         self._before = sum(map(_version, params))
         if self._after is None:
             return False

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from equilibrate._engine.edits import EditWatch
 from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
-from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
+from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose, send
 from equilibrate._engine.updates import Scalar, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
 from equilibrate.observables import fdr1_coefficient
@@ -275,11 +275,11 @@ class Probe:
         assert begun is not None
         assert self._open is not None
         moving = self._moving(update)
-        slot = self._slot()
         self._write(update, moved=True)
         if self._thinned:
             self._sums.free()
         if found is not None and update.source != "buffer":
+            slot = self._slot()
             slot[:, ALONG:].masked_fill_(_on(found, slot) > 0, 0.0)  # an infinite gradient
         # Where a step may have been skipped, d² is not that of a step, but norms are right.
         if self._open == 1 and found is None:
@@ -295,15 +295,13 @@ class Probe:
         Before a step, when `moved` is false, only θ·b has a meaning beside N.
         """
         params = self._local(self.params)
-        gradients = [p.grad for p in self.params] if update.gradient else []
-        buffers = self._buffers() if update.buffer else []
         if not moved and update.source != "buffer":
-            update, gradients, buffers = Update("difference", 0.0), [], []  # N alone
+            update = Update("difference", 0.0)  # N alone
         self._sums.measure(
             update,
             params,
-            self._local_like(gradients),
-            self._local_like(buffers),
+            self._local_like([p.grad for p in self.params]) if update.gradient else (),
+            self._local_like(self._buffers()) if update.buffer else (),
             self._slot(),
             norm=self._thinned or self._skipped is not None,
         )
@@ -402,7 +400,7 @@ class Probe:
         )
 
     def _without_skips(self, steps: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Take skipped steps out of the counts, and out of the sample of R."""
+        """Return the counts, and the weights in the sample of R, without skipped steps."""
         zero = steps.new_zeros(())
         pairs = [(zero, zero) if e.skips is None else e.skips for e in self._entries]
         last, total = torch.stack([torch.stack(pair) for pair in pairs]).unbind(1)
@@ -413,7 +411,7 @@ class Probe:
 
 
 def _over_one_step(update: Update, *, fresh: bool) -> tuple[Scalar, ...]:
-    """Coefficients for a single step, of θ′·d, of θ·b before it, and of d²."""
+    """Return the coefficients for a single step, of θ′·d, of θ·b before it, and of d²."""
     lr, mu, scale = update.lr, update.momentum, _scale(update)
     keep = 1 - update.dampening
     right = fdr1_coefficient(lr, mu, update.dampening) * scale**2
@@ -423,7 +421,7 @@ def _over_one_step(update: Update, *, fresh: bool) -> tuple[Scalar, ...]:
 
 
 def _over_an_interval(update: Update, begun: Update | None = None) -> tuple[Scalar, ...]:
-    """Coefficients for an interval, of θ·b at both ends and of the difference of norms."""
+    """Return the coefficients for an interval, of θ·b at both ends and of N′ − N."""
     lr, mu, keep = update.lr, update.momentum, 1 - update.dampening
     if begun is not None and not isinstance(lr, Tensor) and not isinstance(begun.lr, Tensor):
         lr = (lr + begun.lr) / 2
@@ -433,12 +431,12 @@ def _over_an_interval(update: Update, begun: Update | None = None) -> tuple[Scal
 
 
 def _scale(update: Update) -> Scalar:
-    """What turns the measured direction into d: a difference θ − θ′ is ηd."""
+    """Return what turns the measured direction into d: a difference θ − θ′ is ηd."""
     return _inverse(update.lr) if update.source == "difference" else 1.0
 
 
 def _inverse(lr: Scalar) -> Scalar:
-    """1/η; 0 for η = 0, at which nothing moves."""
+    """Return 1/η; 0 for η = 0, at which nothing moves."""
     if isinstance(lr, Tensor):
         return torch.where(lr == 0, 0.0, 1 / lr)
     return 1 / lr if lr else 0.0
@@ -454,9 +452,8 @@ def _stack(like: Tensor, rows: Sequence[Sequence[Scalar]]) -> Tensor:
 
 
 def _host_to(like: Tensor, values: Any) -> Tensor:
-    """Send numbers to the device of `like` without waiting for it."""
-    host = torch.tensor(values, dtype=torch.float64)
-    return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host
+    """Return numbers on the device of `like`, without waiting for it."""
+    return send(values, torch.float64, like.device)
 
 
 def _on(found: Tensor, like: Tensor) -> Tensor:
