@@ -31,6 +31,8 @@ format: .venv/.dev  ## Put the code into shape
 
 benchmarks: .venv/.dev  ## Measure what it costs, as ratios
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/thinning.py
+	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/ensemble.py
 
 clean:  ## Take away what the verbs made, except runs/

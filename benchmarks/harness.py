@@ -1,4 +1,4 @@
-"""Timing several ways of doing one thing side by side, and saying how sure the ratios are.
+"""Time several variants side by side, and compute ratios with confidence intervals.
 
 A machine's speed drifts, so variants are measured in turn, in a new random order each round, and a
 ratio is the median over rounds of what two variants took in the same round.
@@ -6,8 +6,10 @@ ratio is the median over rounds of what two variants took in the same round.
 
 import argparse
 import json
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,11 +46,30 @@ class Comparison:
 
 
 def interleave(
-    variants: Mapping[str, Callable[[], T]], rounds: int, seed: int = 0
+    variants: Mapping[str, Callable[[], T]],
+    rounds: int,
+    seed: int = 0,
+    *,
+    seconds: float = math.inf,
+    at_least: int = 3,
 ) -> dict[str, list[T]]:
-    """Call each variant once a round, in a random order; what each returned, round by round."""
+    """Call each variant once a round, in a random order.
+
+    Args:
+        variants: What to call, by name.
+        rounds: Number of rounds at most.
+        seed: Seed of the order.
+        seconds: Start no further round after this time.
+        at_least: Rounds to complete whatever time they take, if `rounds` is not smaller.
+
+    Returns:
+        What each variant returned, round by round.
+    """
     random, results = Random(seed), {name: [] for name in variants}
-    for _ in range(rounds):
+    end = time.monotonic() + seconds
+    for done in range(rounds):
+        if done >= at_least and time.monotonic() > end:
+            break
         for name in random.sample(list(variants), len(variants)):
             results[name].append(variants[name]())
     return results

@@ -184,6 +184,37 @@ def test_the_state_of_another_model_is_refused():
         monitor_of(other).load_state_dict({"step": 1, "monitor": state})
 
 
+def test_the_state_of_parameters_on_other_devices_raises():
+    model = small_model()
+    monitor = eq.Monitor(torch.optim.SGD(model.parameters(), lr=0.1))
+    state = monitor.state_dict()
+    state["probes"] *= 2  # as from a group with parameters on two devices
+    with pytest.raises(ValueError, match=r"on other devices: .* \[4, 4\] .* has \[4\]"):
+        monitor.load_state_dict(state)
+
+
+@pytest.mark.parametrize("zero", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_step_that_creates_the_state_to_be_saved_is_not_counted(every, zero):
+    # As torch.distributed.checkpoint does with an optimizer that has no state yet.
+    def run(with_idle_steps):
+        torch.manual_seed(0)
+        model = small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+        monitor = eq.Monitor(optimizer, every=every)
+
+        def idle_step(_):
+            optimizer.zero_grad(set_to_none=False)
+            optimizer.param_groups[0]["lr"] = zero
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.1
+
+        train(model, optimizer, steps=15, on_step=idle_step if with_idle_steps else None)
+        return monitor.reading()
+
+    assert run(True) == run(False)
+
+
 def test_wrong_arguments_are_named():
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

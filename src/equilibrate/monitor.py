@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equilibrate._engine.probe import Probe
-from equilibrate._engine.sharding import Layout, layout_of, local
+from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.updates import learning_rate
 from equilibrate.relations import Reading
 
@@ -37,8 +37,9 @@ class Monitor:
     sampled, at the measured steps.
 
     The hooks hold no reference to the monitor: keep it in a variable for as long as it is needed.
-    Under sharded training (FSDP, tensor parallelism) `reading`, `group_readings`,
-    `parameter_readings` and `state_dict` are collective: call them on every process.
+    If parameters are sharded (FSDP, tensor parallelism) `reading`, `group_readings`,
+    `parameter_readings` and `state_dict` are collective: call them on every process. A process that
+    calls one alone waits for the others.
 
     Args:
         optimizer: Any `torch.optim.Optimizer`, or one that accelerate has wrapped.
@@ -46,14 +47,16 @@ class Monitor:
             optimizer that was itself created from named parameters needs none.
         every: Measure the first step of a window and then every k-th. The default costs next to
             nothing and loses nothing that matters; 1 makes every reading exact.
-        process_group: The group over which plain parameters are sharded, for FSDP1. DTensors
-            need none.
+        process_group: The group over which FSDP1 (`FullyShardedDataParallel`) shards the
+            parameters. The constructor and `load_state_dict` are then collective too. Everything
+            else needs none.
 
     Raises:
         TypeError: If `optimizer` is not an optimizer, `named_parameters` are not pairs, or a
             parameter is complex.
         ValueError: If the optimizer has no parameters, `named_parameters` lacks one, `every` is
-            below 1, or parameters are sharded in a way that needs a `process_group`.
+            below 1, or parameters are shards of FSDP1 and there is no `process_group`, or the
+            other way round.
 
     Example:
         >>> theta = torch.nn.Parameter(torch.ones(2))
@@ -81,12 +84,14 @@ class Monitor:
         self.every = every
         self._names = None if named_parameters is None else _names_of(named_parameters)
         self._process_group = process_group
+        self._layout: Layout
         self._probes: list[Probe] = []
         self._sizes: list[int] = []
         self._lrs: list[float | Tensor] = []
         self._step = 0
         self._since_reset = 0
         self._explicit = False
+        self._idle = False
         if self._names is not None:
             _check_names(self._optimizer, self._names)
         self._lay_out()
@@ -110,7 +115,7 @@ class Monitor:
         """
         self._warn_if_blind()
         self._update_layout()
-        return self._combined(self._probes)
+        return self._combined(self._probes, self._means())
 
     def group_readings(self) -> dict[str, Reading]:
         """Return FDR1 for each parameter group, by the names "group 0", "group 1" and so on.
@@ -118,11 +123,14 @@ class Monitor:
         FDR1 holds for every group by itself, with its own learning rate, momentum and dampening.
         """
         self._update_layout()
-        groups = range(len(self._optimizer.param_groups))
-        return {
-            f"group {i}": self._combined([probe for probe in self._probes if probe.group == i])
-            for i in groups
-        }
+        means = self._means()
+        found: dict[str, Reading] = {}
+        for i in range(len(self._optimizer.param_groups)):
+            chosen = [j for j, probe in enumerate(self._probes) if probe.group == i]
+            found[f"group {i}"] = self._combined(
+                [self._probes[j] for j in chosen], [means[j] for j in chosen]
+            )
+        return found
 
     def parameter_readings(self) -> dict[str, Reading]:
         """Return FDR1 for each parameter, by name, in the order of the names given.
@@ -138,8 +146,7 @@ class Monitor:
         self._update_layout()
         names = self._all_names()
         found: dict[str, Reading] = {}
-        for probe in self._probes:
-            *sides, steps = probe.means().tolist()
+        for probe, (*sides, steps) in zip(self._probes, self._means(), strict=True):
             lefts, rights = sides[: len(probe.params)], sides[len(probe.params) :]
             lr = self._lr(probe.group)
             for p, left, right in zip(probe.params, lefts, rights, strict=True):
@@ -189,23 +196,27 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, strings and tensors that `torch.load` reads by default.
 
-        Under sharded training it is the same on every process and may be loaded by any number.
+        If parameters are sharded, every process must call it. The state is the same on all of them
+        and may be loaded by any number of processes, or into a model that is not sharded.
         """
         self._update_layout()
+        sums = [probe.state_sums() for probe in self._probes]
+        totals = iter(self._layout.total([part for parts in sums for part in parts]))
         return {
             "step": self._step,
             "since_reset": self._since_reset,
             "every": self.every,
             "lrs": [float(lr) for lr in self._lrs],
             "fingerprint": self._fingerprint(),
-            "probes": [probe.state_dict() for probe in self._probes],
+            "probes": [probe.state_dict(next(totals), next(totals)) for probe in self._probes],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned, `every` included.
 
         Raises:
-            ValueError: If it is not the state of a monitor, or that of another model.
+            ValueError: If it is not the state of a monitor, that of another model, or one whose
+                parameters were spread over devices in another way.
         """
         if "fingerprint" not in state_dict:
             raise ValueError(
@@ -222,6 +233,12 @@ class Monitor:
             )
         self.every = state_dict["every"]
         self._lay_out()
+        saved = [len(state["begun"]) for state in state_dict["probes"]]
+        if saved != (present := [len(probe.params) for probe in self._probes]):
+            raise ValueError(
+                "state_dict was saved with the parameters on other devices: it holds sums for "
+                f"{saved} tensors on each, this monitor has {present}; move the model first"
+            )
         self._step = state_dict["step"]
         self._since_reset = state_dict["since_reset"]
         self._lrs = list(state_dict["lrs"])
@@ -230,12 +247,20 @@ class Monitor:
         self._checked = self._step, self._norm()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; hooks are not copied with an optimizer."""
+        """Return what a copy needs; hooks are not copied with an optimizer.
+
+        Raises:
+            TypeError: If the monitor has a process group, which cannot be copied.
+        """
+        if self._process_group is not None:
+            raise TypeError(
+                "a monitor with a process_group cannot be copied or pickled, as a process group "
+                "cannot: create a new one and load monitor.state_dict() into it"
+            )
         return {
             "optimizer": self._optimizer,
             "named_parameters": self._named_parameters(),
             "every": self.every,
-            "process_group": self._process_group,
             "state_dict": self.state_dict(),
         }
 
@@ -251,9 +276,10 @@ class Monitor:
         # Weak references: a monitor that nobody holds any more must not stay alive, with its
         # hooks, for as long as the optimizer does.
         optimizer, nests = self._optimizer, _may_call_its_parents_step(type(self._optimizer))
+        monitor: weakref.ref[Monitor] = weakref.ref(self)
         handles = [
-            optimizer.register_step_pre_hook(_hook(weakref.WeakMethod(self._before), nests)),
-            optimizer.register_step_post_hook(_hook(weakref.WeakMethod(self._after), nests)),
+            optimizer.register_step_pre_hook(_hook(monitor, Monitor._before, nests)),
+            optimizer.register_step_post_hook(_hook(monitor, Monitor._after, nests)),
         ]
         # First of all hooks after the step: another one may clear gradients or edit parameters.
         hooks = getattr(optimizer, "_optimizer_step_post_hooks", None)
@@ -268,9 +294,11 @@ class Monitor:
         return not (self._on_gpu and torch.cuda.is_current_stream_capturing())
 
     def _before(self) -> None:
-        optimizer = self._optimizer
-        if self._sizes != [len(group["params"]) for group in optimizer.param_groups]:
+        if self._sizes != [len(group["params"]) for group in self._optimizer.param_groups]:
             self._lay_out()
+        self._idle = _is_idle(self._optimizer)
+        if self._idle:
+            return
         upcoming = self._since_reset + 1
         self._measured = upcoming == 1 or upcoming % self.every == 0
         if self._measured and not self._up_to_date():
@@ -280,6 +308,10 @@ class Monitor:
                 probe.before(measured=self._measured)
 
     def _after(self) -> None:
+        if self._idle:
+            for probe in self._probes:
+                probe.after_idle()
+            return
         with _NO_GRAD:
             for probe in self._probes:
                 probe.after(measured=self._measured)
@@ -291,30 +323,31 @@ class Monitor:
     # Layout -----------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        """Create a probe for each group, device, dtype and sharding; windows restart."""
+        """Create a probe for each group, device and dtype; windows restart."""
         _check_parameters(self._optimizer)
         skipped = self._probes[0].skips if self._probes else None
-        buckets: dict[tuple[int, torch.device, torch.dtype, Layout], list[Tensor]] = {}
-        for i, group in enumerate(self._optimizer.param_groups):
+        groups = self._optimizer.param_groups
+        self._layout = Layout([p for group in groups for p in group["params"]], self._process_group)
+        buckets: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
+        for i, group in enumerate(groups):
             for p in group["params"]:
-                layout = layout_of(p, self._process_group)
-                buckets.setdefault((i, p.device, p.dtype, layout), []).append(p)
+                buckets.setdefault((i, local(p).device, p.dtype), []).append(p)
         self._probes = [
             Probe(
                 self._optimizer,
                 group,
                 params,
-                layout,
+                self._layout,
                 each=self._has_names(),
                 thinned=self.every > 1,
             )
-            for (group, _, _, layout), params in buckets.items()
+            for (group, _, _), params in buckets.items()
         ]
         if skipped is not None:
             for probe in self._probes:
                 probe.continue_skips(skipped)
         self._since_reset = 0
-        self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        self._sizes = [len(group["params"]) for group in groups]
         self._held = self._places()
         self._on_gpu = any(probe.device.type == "cuda" for probe in self._probes)
 
@@ -356,12 +389,17 @@ class Monitor:
 
     # Readings ---------------------------------------------------------------------------------
 
-    def _combined(self, probes: list[Probe]) -> Reading:
+    def _means(self) -> list[list[float]]:
+        """Return the means of each probe, over all processes."""
+        totals = self._layout.total([probe.sums() for probe in self._probes])
+        pairs = zip(self._probes, totals, strict=True)
+        return [probe.means(total).tolist() for probe, total in pairs]
+
+    def _combined(self, probes: list[Probe], means: list[list[float]]) -> Reading:
         """Return the reading of some parts of the model: both sides are additive."""
         left = right = 0.0
         count = 0.0
-        for probe in probes:
-            *sides, steps = probe.means().tolist()
+        for *sides, steps in means:
             left += sum(sides[: len(sides) // 2])
             right += sum(sides[len(sides) // 2 :])
             count = max(count, steps)
@@ -413,7 +451,7 @@ class Monitor:
     def _fingerprint(self) -> list[list[Any]]:
         names = self._all_names() if self._has_names() else {}
         return [
-            [[names.get(id(p), ""), list(p.shape), str(p.dtype)] for p in group["params"]]
+            [[names.get(id(p), ""), self._layout.shape(p), str(p.dtype)] for p in group["params"]]
             for group in self._optimizer.param_groups
         ]
 
@@ -434,16 +472,18 @@ def unwrap(optimizer: Any) -> Optimizer:
     return inner
 
 
-def _hook(method: weakref.WeakMethod[Callable[[], None]], nests: bool) -> Callable[..., None]:
+def _hook(
+    reference: weakref.ref[Monitor], method: Callable[[Monitor], None], nests: bool
+) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():  # before anything that a compiler cannot trace
             return
-        bound = method()
-        if bound is None or not bound.__self__._hooked():  # pyright: ignore[reportFunctionMemberAccess]
+        monitor = reference()
+        if monitor is None or not monitor._hooked():
             return
         if nests and _is_inside_another(optimizer, sys._getframe(1)):
             return
-        bound()
+        method(monitor)
 
     return hook
 
@@ -467,6 +507,17 @@ def _is_inside_another(optimizer: Optimizer, caller: Any) -> bool:
     """
     own = getattr(type(optimizer).step, "__wrapped__", None)
     return caller.f_locals.get("func", own) is not own
+
+
+def _is_idle(optimizer: Optimizer) -> bool:
+    """Return whether a step cannot change anything: its learning rates and state are nothing.
+
+    `torch.distributed.checkpoint` makes such steps to create the state that it saves or loads.
+    """
+    if optimizer.state:
+        return False
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return all(not (isinstance(lr, Tensor) and lr.device.type != "cpu") and lr == 0 for lr in rates)
 
 
 def _check_parameters(optimizer: Optimizer) -> None:

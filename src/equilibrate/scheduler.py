@@ -123,6 +123,9 @@ class FDRScheduler(LRScheduler):
     def step(self, epoch: int | None = None) -> None:
         """Decide whether to lower the learning rates, and set them.
 
+        If parameters are sharded over processes, every process must call it. All of them come to
+        the same decision.
+
         Args:
             epoch: Deprecated by torch; do not pass it.
         """

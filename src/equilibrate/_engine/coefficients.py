@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equilibrate._engine.sums import send
 from equilibrate._engine.updates import Scalar, Update
 from equilibrate.observables import fdr1_coefficient
 
@@ -89,5 +90,4 @@ def stack(like: Tensor, rows: Sequence[Sequence[Scalar]]) -> Tensor:
 
 def host_to(like: Tensor, values: Any) -> Tensor:
     """Return numbers on the device of `like`, without waiting for it."""
-    host = torch.tensor(values, dtype=torch.float64)
-    return host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else host
+    return send(values, torch.float64, like.device)

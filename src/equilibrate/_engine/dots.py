@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
 
 import torch
@@ -15,7 +15,7 @@ _PIECE = 1 << 16
 
 
 def products(params: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-    """θ·z and z² for each tensor in turn, in one row of single or double precision.
+    """Return θ·z and z² for each tensor in turn, in one row of single or double precision.
 
     >>> products([torch.tensor([[1.0, 2.0]])], [torch.tensor([[3.0, 4.0]])])
     tensor([11., 25.])
@@ -24,27 +24,31 @@ def products(params: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
     for p, z in zip(params, vectors, strict=True):
         theta, vector = flatten(p, z)
         if _is_exact(theta, vector):
-            cells += (torch.dot(theta, vector), torch.dot(vector, vector))
+            cells += (theta.dot(vector), vector.dot(vector))
         else:
-            pieces = [d for x, y in _pieces(theta, vector) for d in (x.dot(y), y.dot(y))]
-            cells += torch.stack(pieces).view(-1, 2).sum(0).unbind(0)
+            cells += _in_pieces(lambda x, y: (x.dot(y), y.dot(y)), theta, vector)
     return torch.stack(cells)
 
 
-def gram(*lists: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """a·a, a·b, …, b·b, … for each tensor of the lists a, b, …, in double precision.
+def gram(*lists: Sequence[Tensor]) -> Tensor:
+    """Return a·a, a·b, …, b·b, … for each tensor of the lists a, b, …: a row for each tensor.
 
-    >>> aa, ab, bb = gram([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, 4.0])])
-    >>> ab
-    tensor([11.], dtype=torch.float64)
+    >>> gram([torch.tensor([1.0, 2.0])], [torch.tensor([3.0, 4.0])])
+    tensor([[ 5., 11., 25.]])
     """
-    pairs = list(combinations_with_replacement(range(len(lists)), 2))
-    cells = [_dot(each[i], each[j]) for each in zip(*lists, strict=True) for i, j in pairs]
-    return torch.stack(cells).double().view(-1, len(pairs)).unbind(1)
+    cells: list[Tensor] = []
+    for each in zip(*lists, strict=True):
+        first, *others = each
+        flat = [first, *others] if first.dim() == 1 else _flatten_alike(first, others)
+        if all(_is_exact(first, other) for other in others):
+            cells += _all_pairs(*flat)
+        else:
+            cells += _in_pieces(_all_pairs, *flat)
+    return torch.stack(cells).view(len(lists[0]), -1)
 
 
 def flatten(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """One-dimensional views with one order of elements.
+    """Return one-dimensional views with one order of elements.
 
     Beside a sparse `b`, `a` is restricted to what it touches, which leaves their product unchanged.
     """
@@ -57,23 +61,30 @@ def flatten(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a.permute(order).reshape(-1), b.permute(order).reshape(-1)
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    a, b = flatten(a, b)
-    if _is_exact(a, b):
-        return torch.dot(a, b)
-    return torch.stack([x.dot(y) for x, y in _pieces(a, b)]).sum()
+def _flatten_alike(first: Tensor, others: Sequence[Tensor]) -> list[Tensor]:
+    """Return one-dimensional views of dense tensors with one order of elements."""
+    if first.is_contiguous() and all(other.is_contiguous() for other in others):
+        return [first.view(-1), *(other.view(-1) for other in others)]
+    order = sorted(range(first.dim()), key=first.stride, reverse=True)
+    return [tensor.permute(order).reshape(-1) for tensor in (first, *others)]
+
+
+def _all_pairs(*flat: Tensor) -> list[Tensor]:
+    return [a.dot(b) for a, b in combinations_with_replacement(flat, 2)]
+
+
+def _in_pieces(function: Callable[..., Sequence[Tensor]], *flat: Tensor) -> Sequence[Tensor]:
+    """Return the sums of a function of short vectors over all pieces of long ones."""
+    pieces = zip(*([x.float() for x in tensor.split(_PIECE)] for tensor in flat), strict=True)
+    rows = [torch.stack(list(function(*piece))) for piece in pieces]
+    return torch.stack(rows).sum(0).unbind(0)
 
 
 def _is_exact(a: Tensor, b: Tensor) -> bool:
-    """Whether `torch.dot` takes the two and keeps the digits of single precision."""
+    """Return whether `torch.dot` takes the two and keeps the digits of single precision."""
     dtype = a.dtype
     if dtype is not b.dtype:
         return False
     if dtype is torch.float32:
         return a.numel() <= _LONGEST or a.is_cuda
     return dtype is torch.float64
-
-
-def _pieces(a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
-    split = zip(a.split(_PIECE), b.split(_PIECE), strict=True)
-    return [(x.float(), y.float()) for x, y in split]

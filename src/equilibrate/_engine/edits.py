@@ -34,7 +34,7 @@ class EditWatch:
         return self._after is None
 
     def is_edited(self, params: Sequence[Tensor]) -> bool:
-        """Return whether the parameters were changed since the last checked step."""
+        """Return whether the parameters were changed since the last step; call it before one."""
         self._before = sum(map(_version, params))
         if self._after is None:
             return False

@@ -13,7 +13,7 @@ single step the same number follows from θ′·d and d² alone, without a diffe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from equilibrate._engine.coefficients import (
     times,
 )
 from equilibrate._engine.edits import EditWatch
-from equilibrate._engine.sharding import Layout, local, same_layout
+from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
 from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
 from equilibrate._engine.updates import Scalar, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
@@ -55,13 +55,13 @@ class _Entry(NamedTuple):
 
 
 class Probe:
-    """Both sides of FDR1 for the parameters of one group, device, dtype and layout.
+    """Both sides of FDR1 for the parameters of one group, device and dtype.
 
     Args:
         optimizer: The optimizer that moves the parameters.
         group: Index of their parameter group.
         params: The parameters.
-        layout: How they are distributed over processes.
+        layout: How the parameters of the optimizer are distributed over processes.
         each: Whether to keep the sums of each parameter instead of their total.
         thinned: Whether some steps are not measured. Norms are measured only then.
     """
@@ -82,6 +82,7 @@ class Probe:
         self.layout = layout
         self.each = each
         self._thinned = thinned
+        self._distributed = any(as_dtensor(p) is not None for p in self.params)
         parts = self._local(self.params)
         self.device = device = parts[0].device
         self._dtype = parts[0].dtype
@@ -92,6 +93,7 @@ class Probe:
         self._ring = torch.zeros(
             _BLOCK + 1, len(self.params), 3, dtype=torch.float64, device=device
         )
+        self._shards = host_to(self._ring, [float(layout.shards(p)) for p in self.params])
         self._entries: list[_Entry] = []
         self._update: Update | None = None
         self._key: Any = _UNKNOWN
@@ -128,8 +130,7 @@ class Probe:
         self._checked = measured or changed or self._must_check()
         if not self._checked:
             return
-        params = self._local(self.params)
-        if self._is_edited(params, addresses=measured):
+        if self._is_edited(addresses=measured):
             self._open = None
         if changed:
             self._key = key
@@ -140,11 +141,11 @@ class Probe:
         if self._unproven and self._open == 0:
             self._prove()
         if measured:
-            self._measured = self._source()
+            self._measured = self._update
             if self._open is None:
                 self._begin(self._measured)
             if self._measured.source == "difference":
-                self._sums.save(params)
+                self._sums.save(self._local(self.params))
 
     def after(self, *, measured: bool) -> None:
         """Note a step, and measure it if asked to."""
@@ -159,11 +160,15 @@ class Probe:
         elif measured:
             self._measure(found)
         if self._checked:
-            self._edits.step(self._local(self.params))
+            self._edits.step(self._counted())
         else:
             self._edits.pass_over()
         if measured:
             self._addresses = self._current_addresses()
+
+    def after_idle(self) -> None:
+        """Note a step that has not changed anything but version counters."""
+        self._edits.pass_over()
 
     def restart(self) -> None:
         """Begin a new window at the next step."""
@@ -186,17 +191,21 @@ class Probe:
         self._ring[0] = self._ring[len(self._entries)]
         self._entries = []
 
-    def means(self) -> Tensor:
+    def sums(self) -> Tensor:
+        """Return this process's sums over the window, for `Layout.total`."""
+        self.settle()
+        counted = -2 if self._skipped is not None else None
+        return self.window.rows(counted=counted, sampled=-1).sum(0)
+
+    def means(self, total: Tensor) -> Tensor:
         """Return the means over the window: L of each series, R of each series, steps.
 
-        Every process that holds a part of the parameters must call it.
+        Args:
+            total: What `sums` returns, added up over all processes.
         """
-        self.settle()
-        rows = self.window.rows(counted=-2 if self._skipped is not None else None, sampled=-1)
-        sums = self.layout.total(rows.sum(0))
         # Steps are counted by every process, and added up with the rest.
-        steps, sampled = sums[-2:] / self.layout.processes
-        difference, right = sums[:-2].unflatten(0, (2, self._series))
+        steps, sampled = total[-2:] / self.layout.processes
+        difference, right = total[:-2].unflatten(0, (2, self._series))
         right = right / sampled
         return torch.cat([right + difference / steps, right, steps[None]])
 
@@ -227,18 +236,25 @@ class Probe:
         choose(params).measure(Update("difference", 0.0), params, nothing, nothing, out, norm=True)
         return out[:, NORM].sum().item()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, summed over processes; every one of them must call it."""
+    def state_sums(self) -> list[Tensor]:
+        """Return this process's part of the state, for `Layout.total`."""
         self.settle()
-        window = self.window.state_dict()
-        window["rows"] = self.layout.total(window["rows"]).cpu()
-        edited = self._is_edited(self._local(self.params), addresses=True)
-        is_open = self._open is not None and not edited
+        return [self.window.state_dict()["rows"], self._ring[0] * self._share()]
+
+    def state_dict(self, rows: Tensor, begun: Tensor) -> dict[str, Any]:
+        """Return the state, which does not depend on how parameters are distributed.
+
+        Args:
+            rows: First item of `state_sums`, added up over all processes.
+            begun: Second item of `state_sums`, added up over all processes.
+        """
+        rows[:, -2:] /= self.layout.processes
+        is_open = self._open is not None and not self._is_edited(addresses=True)
         return {
-            "window": window,
-            "begun": self.layout.total(self._ring[0]).cpu(),
+            "window": {**self.window.state_dict(), "rows": rows},
+            "begun": begun,
             "open": self._open if is_open else -1,
-            "updates": [_as_numbers(u) for u in (self._begun, self._update) if is_open and u],
+            "settings": _to_tensor([self._begun, self._update]),
             "edited": self._edits.every_step,
             "skipped": self.skipped(),
         }
@@ -246,18 +262,15 @@ class Probe:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, which may come from another number of processes."""
         self._entries = []
-        share = 1 / self.layout.processes
-        window = dict(state["window"])
-        window["rows"] = window["rows"] * share
-        self.window.load_state_dict(window)
-        self._ring[0] = state["begun"].to(self._ring.device) * share
+        rows = state["window"]["rows"].clone()
+        rows[:, :-2] /= self.layout.processes
+        self.window.load_state_dict({**state["window"], "rows": rows})
+        self._ring[0] = state["begun"].to(self._ring.device) / self._shards[:, None]
         self._open = None if state["open"] < 0 else state["open"]
         # The settings at the next step are compared with these: a scheduler may have changed them
         # before the state was saved, and the optimizer may not have been restored yet.
         self._key = _UNKNOWN
-        self._begun, self._update = None, None
-        if state["updates"]:
-            self._begun, self._update = (Update(**update) for update in state["updates"])
+        self._begun, self._update = _from_tensor(state["settings"])
         self._edits.forget()
         self._edits.every_step = state["edited"]
         self._addresses = None
@@ -318,19 +331,6 @@ class Probe:
         found = ((now - before).abs() > tolerance * before.abs()).any()
         self._hidden_edit = found if self._hidden_edit is None else self._hidden_edit | found
 
-    def _source(self) -> Update:
-        """Return the update, with a copy of θ where the tensors of its source do not fit."""
-        assert self._update is not None
-        update = self._update
-        if update.source == "difference" or not self.layout.groups:
-            return update
-        tensors = [p.grad for p in self.params] if update.gradient else []
-        tensors += self._buffers() if update.buffer else []
-        params = self.params * (bool(update.gradient) + bool(update.buffer))
-        if all(same_layout(p, t) for p, t in zip(params, tensors, strict=True)):
-            return update
-        return Update("difference", update.lr)
-
     def _begin(self, update: Update) -> None:
         """Begin an interval where the parameters are now."""
         if self._thinned or update.momentum > 0:
@@ -347,8 +347,7 @@ class Probe:
         assert update is not None
         assert begun is not None
         assert self._open is not None
-        moving = self._moving(update)
-        slot = self._slot()
+        moving, slot = self._moving(update), self._slot()
         self._write(update, moved=True)
         if self._thinned:
             self._sums.free()
@@ -370,15 +369,13 @@ class Probe:
         Before a step, when `moved` is false, only θ·b has a meaning beside N.
         """
         params = self._local(self.params)
-        gradients = [p.grad for p in self.params] if update.gradient else []
-        buffers = self._buffers() if update.buffer else []
         if not moved and update.source != "buffer":
-            update, gradients, buffers = Update("difference", 0.0), [], []  # N alone
+            update = Update("difference", 0.0)  # N alone
         self._sums.measure(
             update,
             params,
-            [None if g is None else local(g) for g in gradients],
-            [None if b is None else local(b) for b in buffers],
+            self._local_like([p.grad for p in self.params]) if update.gradient else (),
+            self._local_like(self._buffers()) if update.buffer else (),
             self._slot(),
             norm=self._thinned,
         )
@@ -436,14 +433,13 @@ class Probe:
             or (self._unstarted > 0 and self._update.dampening != 0)
         )
 
-    def _is_edited(self, params: Sequence[Tensor], *, addresses: bool) -> bool:
+    def _is_edited(self, *, addresses: bool) -> bool:
         """Return whether something other than a step has changed the parameters.
 
         Args:
-            params: The parameters, or what this process holds of them.
             addresses: Whether to look for parameters that were moved in memory, too.
         """
-        edited = self._edits.is_edited(params)
+        edited = self._edits.is_edited(self._counted())
         moved = addresses and self._addresses not in (None, self._current_addresses())
         return edited or moved
 
@@ -451,7 +447,24 @@ class Probe:
         return [p.data_ptr() for p in self._local(self.params)]
 
     def _local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [local(t) for t in tensors] if self.layout.groups else tensors
+        return [local(t) for t in tensors] if self._distributed else tensors
+
+    def _counted(self) -> Sequence[Tensor]:
+        """Return the tensors whose versions count changes of the parameters.
+
+        Operations on a DTensor increase its own version, those on its local part only that one's.
+        """
+        return [*self.params, *self._local(self.params)] if self._distributed else self.params
+
+    def _local_like(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return the local parts of gradients or buffers; there are none where none are needed."""
+        if not (self._distributed and tensors):
+            return tensors
+        return [local_like(p, t) for p, t in zip(self.params, tensors, strict=True)]
+
+    def _share(self) -> Tensor:
+        """Return a factor for each parameter, with which the total counts it once."""
+        return self._shards[:, None] / self.layout.processes
 
     # Gradient scaling -------------------------------------------------------------------------
 
@@ -488,6 +501,9 @@ class Probe:
             sampled = sampled * moving
             alone = host_to(ring, [float(e.steps == 1) for e in entries])[:, None]
             difference = difference * torch.where(alone > 0, moving, 1.0)
+        if self.layout.processes > 1:
+            share = self._share().squeeze(1)
+            difference, sampled = difference * share, sampled * share
         steps = host_to(ring, [float(entry.steps) for entry in entries])
         weights = host_to(ring, [float(entry.steps * entry.sampled) for entry in entries])
         if any(entry.skips is not None for entry in entries):
@@ -499,7 +515,7 @@ class Probe:
         )
 
     def _without_skips(self, steps: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the counts without skipped steps, which are no sample of R either."""
+        """Return the counts, and the weights in the sample of R, without skipped steps."""
         zero = steps.new_zeros(())
         pairs = [(zero, zero) if e.skips is None else e.skips for e in self._entries]
         last, total = torch.stack([torch.stack(pair) for pair in pairs]).unbind(1)
@@ -509,8 +525,20 @@ class Probe:
         return steps, torch.where(last > 0, 0.0, torch.where(weights > 0, steps, 0.0))
 
 
-def _as_numbers(update: Update) -> dict[str, Any]:
-    return asdict(replace(update, lr=float(update.lr)))
+def _to_tensor(updates: Sequence[Update | None]) -> Tensor:
+    """Return the settings that an interval depends on, in a shape that is always the same."""
+    rows = [(u.lr, u.momentum, u.dampening) if u else (0.0,) * 3 for u in updates]
+    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
+
+
+def _from_tensor(settings: Tensor) -> list[Update]:
+    """Return updates that continue an interval; what else they hold is known at the next step."""
+    return [
+        Update("buffer", lr, momentum, dampening, buffer=1.0)
+        if momentum
+        else Update("difference", lr)
+        for lr, momentum, dampening in settings.tolist()
+    ]
 
 
 def _on(found: Tensor, like: Tensor) -> Tensor:

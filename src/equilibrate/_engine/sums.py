@@ -9,8 +9,10 @@ reads every tensor once in a single launch on an NVIDIA GPU, plain torch operati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
-from typing import Protocol
+from itertools import combinations_with_replacement
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +24,8 @@ NORM, ALONG, SQUARE = range(3)
 """Columns of a measurement: N = θ′², θ′·d and d²."""
 
 Optionals = Sequence[Tensor | None]
+_Coefficients = tuple[tuple[float, float], ...]
+"""Coefficients of each product of a tensor in θ′·d and in d²."""
 
 
 class Sums(Protocol):
@@ -91,42 +95,91 @@ class TorchSums:
         norm: bool,
     ) -> None:
         """Write the sums of each parameter into `out`; see `Sums.measure`."""
-        out.zero_()
+        if update.source == "difference":
+            self._measure_difference(params, out)
+        else:
+            _measure_update(update, params, gradients, buffers, out)
         if norm:
             out[:, NORM] = _norms(params)
-        if update.source == "difference":
-            if self._copies is not None:
-                self._along_difference(params, out)
-            return
-        wanted = [gradients] * bool(update.gradient) + [buffers] * bool(update.buffer)
-        rows = [i for i, found in enumerate(zip(*wanted, strict=True)) if None not in found]
-        if not rows:
-            return
-        params = [params[i] for i in rows]
-        vectors = [[_dense(each[i]) for i in rows] for each in wanted]
-        sums = _products(params, vectors[0]) if update.source == "buffer" else None
-        if sums is None:
-            sums = _combined(update, gram(params, *vectors))
-        if len(rows) == len(out):
-            out[:, ALONG:] = sums
-        else:
-            out[rows, ALONG:] = sums
 
     def free(self) -> None:
         """Release the copy of the parameters."""
         self._copies = None
 
-    def _along_difference(self, params: Sequence[Tensor], out: Tensor) -> None:
-        assert self._copies is not None
+    def _measure_difference(self, params: Sequence[Tensor], out: Tensor) -> None:
+        if self._copies is None:
+            out.zero_()
+            return
         half = params[0].dtype not in (torch.float32, torch.float64)
         before = [c.float() for c in self._copies] if half else self._copies
         after = [p.float() if half else p for p in params]
         torch._foreach_sub_(before, after)
-        out[:, ALONG:] = _products(after, before)
+        _write(products(after, before), _along_alone(1.0), out)
+
+
+def _measure_update(
+    update: Update,
+    params: Sequence[Tensor],
+    gradients: Optionals,
+    buffers: Optionals,
+    out: Tensor,
+) -> None:
+    """Write θ′·d and d² of an update that is computed from gradients, buffers or both."""
+    wanted = [gradients] * bool(update.gradient) + [buffers] * bool(update.buffer)
+    # `None in vectors` would compare tensors with None, which is slower than all the rest.
+    complete = [all(z is not None for z in vectors) for vectors in zip(*wanted, strict=True)]
+    rows = [i for i, found in enumerate(complete) if found]
+    target = out
+    if len(rows) < len(params):
+        out.zero_()
+        if not rows:
+            return
+        params = [params[i] for i in rows]
+        target = out.new_empty(len(rows), 3)
+    vectors = [[_dense(each[i]) for i in rows] for each in wanted]
+    if len(vectors) == 1 and not update.parameters:
+        coefficients = _along_alone(update.gradient or update.buffer)
+        _write(products(params, vectors[0]), coefficients, target)
+    else:
+        _write(gram(params, *vectors), _coefficients(update), target)
+    if target is not out:
+        out[rows] = target
+
+
+def _write(sums: Tensor, coefficients: _Coefficients, out: Tensor) -> None:
+    """Write the linear combinations of the products of each tensor into `out`."""
+    matrix = _matrix(coefficients, out.device)
+    torch.mm(sums.double().view(-1, len(coefficients)), matrix, out=out)
+
+
+@lru_cache(maxsize=64)
+def _matrix(coefficients: _Coefficients, device: torch.device) -> Tensor:
+    """Return the coefficients of θ′·d and d² as a matrix, with a column of zeros for N."""
+    return send([(0.0, *pair) for pair in coefficients], torch.float64, device)
+
+
+def _along_alone(factor: float) -> _Coefficients:
+    """Return the coefficients of θ′·z and z² for d = factor · z."""
+    return (factor, 0.0), (0.0, factor**2)
+
+
+def _coefficients(update: Update) -> _Coefficients:
+    """Return the coefficients of all products of θ′, g and b′, for d = αg + βθ′ + γb′."""
+    factors = [update.parameters, *filter(None, (update.gradient, update.buffer))]
+    return tuple(
+        (factors[j] if i == 0 else 0.0, factors[i] * factors[j] * (1 if i == j else 2))
+        for i, j in combinations_with_replacement(range(len(factors)), 2)
+    )
+
+
+def send(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor on the device, without waiting for it."""
+    host = torch.tensor(values, dtype=dtype)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _norms(params: Sequence[Tensor]) -> Tensor:
-    """N of each tensor. The norm is taken in float64 because N is used in differences."""
+    """Return N of each tensor. The norm is taken in float64 because N is used in differences."""
     return torch.stack(torch._foreach_norm(list(params), 2, torch.float64)).square()
 
 
@@ -139,25 +192,3 @@ def _is_dense(tensor: Tensor) -> bool:
 def _dense(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor.to_dense() if tensor.is_sparse else tensor
-
-
-def _products(params: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-    return products(params, vectors).double().view(-1, 2)
-
-
-def _combined(update: Update, sums: Sequence[Tensor]) -> Tensor:
-    """θ′·d and d² of d = αg + βθ′ + γb′ from all products of θ′, g and b′."""
-    alpha, beta, gamma = update.gradient, update.parameters, update.buffer
-    if update.source == "gradient":
-        pp, pg, gg = sums
-        pb = gb = bb = 0.0
-    else:
-        pp, pg, pb, gg, gb, bb = sums
-    along = alpha * pg + beta * pp + gamma * pb
-    square = (
-        alpha**2 * gg
-        + beta**2 * pp
-        + gamma**2 * bb
-        + 2 * (alpha * beta * pg + alpha * gamma * gb + beta * gamma * pb)
-    )
-    return torch.stack([along, square], dim=1)

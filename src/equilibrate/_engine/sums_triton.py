@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equilibrate._engine.sums import Optionals
+from equilibrate._engine.sums import Optionals, send
 from equilibrate._engine.updates import Update
 
 _TYPES = {
@@ -187,10 +187,7 @@ class TritonSums:
         return self._table
 
     def _upload(self, values: list[int], dtype: torch.dtype) -> Tensor:
-        host = torch.tensor(values, dtype=dtype)
-        if self._device.type != "cuda":
-            return host
-        return host.pin_memory().to(self._device, non_blocking=True)
+        return send(values, dtype, self._device)
 
 
 def _laid_out_as(p: Tensor, x: Tensor | None) -> Tensor | None:

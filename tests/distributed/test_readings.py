@@ -1,0 +1,140 @@
+"""Readings under torch.distributed equal those of a single process, on every process."""
+
+import math
+
+import pytest
+import torch
+from support import sharded
+
+import equilibrate as eq
+
+RELATIVE = 1e-8
+STEPS = 10
+
+
+def assert_equal(found, expected, relative=RELATIVE):
+    """Compare all readings by name; numbers near zero are compared with the whole model's."""
+    assert list(found) == list(expected)
+    scale = max(abs(x) for x in expected["model"][2:4])
+    for name, (step, count, left, right, lr) in expected.items():
+        got = found[name]
+        assert got[:2] == (step, count), name
+        assert got[2] == pytest.approx(left, rel=relative, abs=relative * scale * 1e-2), name
+        assert got[3] == pytest.approx(right, rel=relative, abs=relative * scale * 1e-2), name
+        assert got[4] == lr or (math.isnan(got[4]) and math.isnan(lr)), name
+
+
+def same(a, b):
+    return repr(a) == repr(b)  # nan equals nan
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Readings of a single process."""
+    return {
+        (kind, every): sharded.single(kind, every, STEPS)
+        for kind in sharded.OPTIMIZERS
+        for every in (1, 4)
+    }
+
+
+@pytest.mark.parametrize("strategy", sharded.STRATEGIES)
+def test_sharded_readings_equal_those_of_a_single_process(processes, expected, strategy):
+    kinds = ["momentum", "adamw"] if "offloaded" in strategy else list(sharded.OPTIMIZERS)
+    results = processes.run(sharded.readings, strategy, STEPS, kinds)
+    for found in results:
+        assert same(found, results[0])
+    for setting, numbers in results[0].items():
+        assert_equal(numbers, expected[setting])
+
+
+@pytest.mark.parametrize(("kind", "every"), [("momentum", 1), ("adamw", 4)])
+def test_data_parallel_readings_need_no_communication(processes, expected, kind, every):
+    results = processes.run(sharded.data_parallel, kind, every, STEPS)
+    for numbers, step in results:
+        assert same(numbers, results[0][0])
+        assert step == STEPS
+    assert_equal(results[0][0], expected[kind, every])
+
+
+def test_single_precision_readings_equal_those_of_a_single_process(processes):
+    kinds = ["sgd", "momentum"]
+    results = processes.run(sharded.readings, "FSDP2", STEPS, kinds, torch.float32)
+    for setting, numbers in results[0].items():
+        expected = sharded.single(*setting, STEPS, dtype=torch.float32)
+        assert_equal(numbers, expected, relative=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["FSDP2", "HSDP", "FSDP2 and TP"])
+def test_learning_rates_are_the_same_on_every_process_after_every_decision(processes, strategy):
+    results = processes.run(sharded.decisions, strategy, 4)
+    assert all(same(found, results[0]) for found in results)
+    assert [lowered for lowered, _, _ in results[0]] == [False, True, False, True]
+    assert results[0][-1][1] == [0.05 / 4, 0.025 / 4]
+
+
+@pytest.mark.parametrize(("strategy", "groups"), [("FSDP2", 1), ("HSDP", 1), ("FSDP2 and TP", 2)])
+def test_a_reading_takes_one_small_reduction_for_each_group(processes, strategy, groups):
+    for training, *readings in processes.run(sharded.collectives, strategy, 5):
+        assert training == []
+        assert [len(sizes) for sizes in readings] == [groups] * 3
+        # Both sides of eight parameters, and two counts of steps for each parameter group.
+        assert {size for sizes in readings for size in sizes} == {2 * 8 + 2 * 2}
+
+
+@pytest.mark.parametrize("first_whole", [False, True], ids=["always", "later"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_partial_gradients_are_added_up(processes, every, first_whole):
+    for kind in sharded.OPTIMIZERS:
+        results = processes.run(sharded.partial_gradients, kind, every, STEPS, first_whole)
+        for found, expected in results:
+            assert_equal(found, expected, relative=1e-5)
+
+
+@pytest.mark.parametrize("how", ["whole", "local"])
+def test_edits_of_sharded_parameters_are_noticed(processes, how):
+    for found, expected in processes.run(sharded.edited, how):
+        assert_equal(found, expected)
+
+
+def test_zero_redundancy_readings_are_those_of_the_step_form(processes):
+    # Without momentum, and for AdamW, that is what a single process reads too.
+    for kind, every in [("sgd", 1), ("adamw", 4)]:
+        results = processes.run(sharded.zero_redundancy, kind, every, STEPS)
+        assert all(same(found, results[0]) for found in results)
+        assert_equal(results[0], sharded.single_group(kind, every, STEPS))
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+@pytest.mark.parametrize("every", [1, 4])
+def test_fsdp1_needs_its_process_group(processes, use_orig_params, every):
+    results = processes.run(sharded.fsdp1, use_orig_params, every, STEPS)
+    for rank, found in enumerate(results):
+        assert found["error"].startswith("ValueError: the optimizer holds shards of Fully")
+        assert "process_group=torch.distributed.group.WORLD" in found["error"]
+        if rank > 1:
+            assert "this process is not a member of process_group" in found["other group"]
+        assert "TypeError: a monitor with a process_group cannot be copied" in found["copy"]
+        assert "ValueError: state_dict belongs to another model" in found["into a plain model"]
+        assert found["fingerprint"] == results[0]["fingerprint"]
+        before, after = found["resumed"]
+        assert after == pytest.approx(before, rel=1e-12)
+        for kind in sharded.OPTIMIZERS:
+            assert same(found[kind], results[0][kind])
+    assert sum(math.prod(shape) for _, shape, _ in results[0]["fingerprint"][0]) == 231
+    for kind in sharded.OPTIMIZERS:
+        prefix = "_fsdp_wrapped_module."
+        found = {name.removeprefix(prefix): v for name, v in results[0][kind].items()}
+        assert_equal(found, sharded.single_group(kind, every, STEPS, each=use_orig_params))
+
+
+def test_partial_parameters_raise(processes):
+    for error in processes.run(sharded.partial_parameter):
+        assert "shape (3,) has the placement P" in error
+        assert "redistribute it to Shard or Replicate first" in error
+
+
+def test_a_process_group_without_shards_of_fsdp1_raises():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ValueError, match=r"process_group is only for .* leave it out"):
+        eq.Monitor(optimizer, process_group="any")
