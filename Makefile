@@ -23,7 +23,7 @@ types: .venv/.dev  ## Check types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: .venv/.dev  ## Build the documentation into site/, warnings being errors
-	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 format: .venv/.dev  ## Put the code into shape
 	$(BIN)/ruff check --fix .

@@ -156,10 +156,11 @@ def command(
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = {}
+    # Results of other workloads in the same file are kept.
+    results = json.loads(options.out.read_text())["results"] if options.out.exists() else {}
     for name in options.workload:
         workload = workloads[name]
         results[name] = run(replace(workload, rounds=options.rounds or workload.rounds))
         print(table(results[name]), end="\n\n", flush=True)
-    write(options.out, results)
+        write(options.out, results)
     print(f"written to {options.out}")

@@ -158,7 +158,9 @@ def draw(panels: Mapping[str, Ratios], path: Path) -> None:
         axes.set_xscale("log")
         _label_ratios(axes)
         axes.grid(axis="x", alpha=0.3)
-    grid[0, 0].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    legends = [axes.get_legend_handles_labels() for axes in grid[:, 0]]
+    complete = max(legends, key=lambda legend: len(legend[1]))  # a device may lack a variant
+    grid[0, 0].legend(*complete, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
