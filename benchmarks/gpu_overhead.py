@@ -1,12 +1,13 @@
 """The cost of a monitored training step on a GPU, relative to a bare one.
 
-Each variant trains its own copy of the model with its own optimizer, on one batch that stays on the
-device, in eager mode. A round runs a block of steps of each variant in random order. The clock is
-wall time between two synchronizations. A ratio is the median over rounds of the ratio to the bare
-variant in the same round. Blocks are multiples of 16 steps, so every block contains as many
-measurements as its share of the run. "bare again" is a second bare variant: its ratio is the noise.
+One model is trained with one optimizer, on one batch that stays on the device, in eager mode. A
+round runs a block of steps with each watcher in random order; watchers are attached before and
+detached after their block, so that all variants share memory and kernels. The clock is wall time
+between two synchronizations. A ratio is the median over rounds of the ratio to the bare block of
+the same round. Blocks are multiples of 16 steps, so every block contains as many measurements as
+its share of the run. "bare again" is a second bare variant: its ratio is the noise.
 
-Memory is the peak of what a variant allocates while it is built and trains, in excess of bare.
+Memory is the peak of what a separate loop of each variant allocates, in excess of bare.
 
     python benchmarks/gpu_overhead.py [--models mlp resnet18 gpt2]
         [--optimizers sgd adamw-fused ...] [--rounds N] [--minutes M] [--out FILE] [--dry-run]
@@ -56,9 +57,9 @@ class Plan:
 
 
 PLANS = {
-    "mlp": Plan(mlp, 128, 0.12),
-    "resnet18": Plan(partial(resnet18, autocast=True), 32, 0.22),
-    "gpt2": Plan(partial(gpt2, autocast=True), 16, 0.5),
+    "mlp": Plan(mlp, 64, 0.3),
+    "resnet18": Plan(partial(resnet18, autocast=True), 16, 0.6),
+    "gpt2": Plan(partial(gpt2, autocast=True), 16, 1.2),
 }
 DRY_RUN = {"batch_size": 2, "tiny": True}
 
@@ -88,14 +89,17 @@ class Loop:
             self.watcher.before_step()
             self.optimizer.step()
 
-    def seconds_per_step(self, steps: int) -> float:
-        """Return the wall time of a step, averaged over a block, after one step of warm-up."""
-        self.run(1)
+    def seconds_per_step(self, watcher: Callable[..., Bare], steps: int) -> float:
+        """Return the wall time of a step with a watcher, averaged over a block."""
+        self.watcher = watcher(self.model, self.optimizer)
+        self.run(2)  # a monitor measures more at the beginning of a window
         _synchronize()
         begun = time.perf_counter()
         self.run(steps)
         _synchronize()
-        return (time.perf_counter() - begun) / steps
+        seconds = time.perf_counter() - begun
+        self.watcher.close()
+        return seconds / steps
 
 
 def measure(
@@ -103,13 +107,15 @@ def measure(
 ) -> dict[str, Any]:
     """Measure all variants of one model and optimizer."""
     end = time.monotonic() + 60 * minutes
-    Loop(workload, optimizer).run(20)  # autotuning and workspaces, which are not a variant's own
-    gc.collect()
-    loops: dict[str, Loop] = {}
-    memory: dict[str, int] = {}
-    for name, watcher in WATCHERS.items():
-        loops[name], memory[name] = _build(partial(Loop, workload, optimizer, watcher))
-    blocks = {name: partial(loop.seconds_per_step, steps) for name, loop in loops.items()}
+    loop = Loop(workload, optimizer)
+    loop.run(20)  # autotuning and workspaces, which are not a variant's own
+    memory = {
+        name: _peak_memory(partial(Loop, workload, optimizer, watcher))
+        for name, watcher in WATCHERS.items()
+    }
+    blocks = {
+        name: partial(loop.seconds_per_step, watcher, steps) for name, watcher in WATCHERS.items()
+    }
     times = interleave(blocks, rounds, seconds=end - time.monotonic())
     return {
         "workload": workload.title,
@@ -132,19 +138,18 @@ def measure(
     }
 
 
-def _build(make: Callable[[], Loop]) -> tuple[Loop, int]:
-    """Build a loop and run its first steps; return it and its peak memory on the GPU."""
+def _peak_memory(make: Callable[[], Loop]) -> int:
+    """Return the peak memory of a loop on the GPU, from its construction on."""
+    gc.collect()
     if not torch.cuda.is_available():
-        loop = make()
-        loop.run(16)
-        return loop, 0
+        make().run(16)
+        return 0
     _synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    loop = make()
-    loop.run(16)
+    make().run(17)
     _synchronize()
-    return loop, torch.cuda.max_memory_allocated() - before
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _synchronize() -> None:

@@ -23,6 +23,9 @@ class Bare:
     def before_step(self) -> None:
         """Run between the backward pass and the optimizer's step."""
 
+    def close(self) -> None:
+        """Stop watching."""
+
 
 class Monitored(Bare):
     """An `equilibrate.Monitor`, which needs no call inside the loop."""
@@ -33,6 +36,9 @@ class Monitored(Bare):
         super().__init__(model, optimizer)
         named = dict(model.named_parameters()) if names else None
         self.monitor = eq.Monitor(optimizer, every=every, named_parameters=named)
+
+    def close(self) -> None:
+        self.monitor.detach()
 
 
 class NaiveLoop(Bare):
@@ -73,8 +79,11 @@ class Histograms(Bare):
         self.every = every
         self.counts = [0] * len(self.params)
         self.histograms: dict[int, Tensor] = {}
-        for i, p in enumerate(self.params):
-            p.register_hook(partial(self._record, i))
+        self.hooks = [p.register_hook(partial(self._record, i)) for i, p in enumerate(self.params)]
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
 
     def _record(self, index: int, gradient: Tensor) -> None:
         self.counts[index] += 1

@@ -96,14 +96,16 @@ def test_parameters_that_moved_in_memory_are_followed(kind):
         params = [2 * p for p in params]
 
 
-def test_large_chunks_are_added_up_in_any_number():
+@pytest.mark.parametrize(("small", "chunks"), [(0, 6), (1 << 18, 2)])
+def test_tensors_are_read_whole_or_in_chunks(small, chunks, monkeypatch):
     from equilibrate._engine import sums_triton
 
+    monkeypatch.setattr(sums_triton, "_SMALL", small)
     params = [torch.randn(5000, device=DEVICE), torch.randn(3, device=DEVICE)]
     buffers = [torch.randn_like(p) for p in params]
     out = torch.zeros(2, 3, dtype=torch.float64, device=DEVICE)
     sums = sums_triton.TritonSums(params)
-    assert len(sums._parts) == 6
+    assert len(sums._parts) == chunks
     sums.measure(UPDATES["buffer"], params, [None] * 2, buffers, out, norm=True)
     truth = expected(UPDATES["buffer"], params, params, [None] * 2, buffers)
     torch.testing.assert_close(out, truth, rtol=1e-9, atol=1e-9)

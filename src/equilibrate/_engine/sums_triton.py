@@ -21,6 +21,8 @@ _TYPES = {
     torch.float16: tl.float16,
 }
 _BLOCK = 1024
+_SMALL = 1 << 18
+"""Elements up to which one program reads a whole tensor, which saves adding up chunks."""
 _PROGRAMS = 2048
 """Programs aimed at: enough to fill a GPU, few enough that adding up their parts is cheap."""
 
@@ -88,7 +90,7 @@ def copy_kernel(
 
 
 class TritonSums:
-    """`Sums` in one kernel launch and one small matrix product.
+    """`Sums` in one kernel launch and, if tensors are large, one small matrix product.
 
     Each program sums one chunk of one tensor; a product with a matrix of zeros and ones then adds
     up the chunks of each tensor, so that the result does not depend on the order in which programs
@@ -100,7 +102,11 @@ class TritonSums:
         self._type = _TYPES[params[0].dtype]
         sizes = [p.numel() for p in params]
         total = sum(sizes)
-        self._chunk = min(max(_BLOCK, triton.next_power_of_2(-(-total // _PROGRAMS))), 1 << 17)
+        self._direct = min(sizes) > 0 and max(sizes) <= _SMALL
+        """Whether each tensor is one chunk, so that the kernel writes its sums where they belong."""
+        self._block = 4 * _BLOCK if self._direct else _BLOCK
+        wanted = max(sizes) if self._direct else min(-(-total // _PROGRAMS), 1 << 17)
+        self._chunk = max(self._block, triton.next_power_of_2(wanted))
         chunks = [(t, s) for t, size in enumerate(sizes) for s in range(0, size, self._chunk)]
         tensor_of = [t for t, _ in chunks]
         self._tensor_of = self._upload(tensor_of, torch.int32)
@@ -128,7 +134,7 @@ class TritonSums:
             copy_kernel[(len(self._parts),)](
                 self._point(params, zeros, zeros), self._tensor_of, self._start_of, self._size_of,
                 self._offset_of, self._copy,
-                CHUNK=self._chunk, BLOCK=_BLOCK, P=self._type,
+                CHUNK=self._chunk, BLOCK=self._block, P=self._type,
             )  # fmt: skip
 
     def measure(
@@ -158,12 +164,14 @@ class TritonSums:
         if update.buffer:
             used += (found := self._laid_out(params, buffers))
             ys, y_type = _addresses(found), self._type
+        direct = self._direct and out.is_contiguous()
         chunk_sums_kernel[(len(self._parts),)](
             self._point(params, xs, ys), self._tensor_of, self._start_of, self._size_of,
-            self._parts, alpha, beta, update.buffer,
-            CHUNK=self._chunk, BLOCK=_BLOCK, P=self._type, X=x_type, Y=y_type,
+            out if direct else self._parts, alpha, beta, update.buffer,
+            CHUNK=self._chunk, BLOCK=self._block, P=self._type, X=x_type, Y=y_type,
         )  # fmt: skip
-        torch.mm(self._adding, self._parts, out=out)
+        if not direct:
+            torch.mm(self._adding, self._parts, out=out)
 
     def free(self) -> None:
         """Release the copy of the parameters."""
