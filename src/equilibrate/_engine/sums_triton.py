@@ -103,7 +103,7 @@ class TritonSums:
         sizes = [p.numel() for p in params]
         total = sum(sizes)
         self._direct = min(sizes) > 0 and max(sizes) <= _SMALL
-        """Whether each tensor is one chunk, so that the kernel writes its sums where they belong."""
+        """Whether each tensor is one chunk, whose sums the kernel writes into the result."""
         self._block = 4 * _BLOCK if self._direct else _BLOCK
         wanted = max(sizes) if self._direct else min(-(-total // _PROGRAMS), 1 << 17)
         self._chunk = max(self._block, triton.next_power_of_2(wanted))
