@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -32,7 +33,9 @@ def run() -> None:
     try:
         app()
     except (ValueError, RecordError, CheckpointError, DataError) as error:
-        Console(stderr=True).print(f"equilibrate: {error}", style="red", highlight=False)
+        # Under torchrun, rank 0 knows the errors of all ranks.
+        console = Console(stderr=True, quiet=int(os.environ.get("RANK", "0")) > 0)
+        console.print(f"equilibrate: {error}", style="red", highlight=False)
         sys.exit(2)
 
 

@@ -15,6 +15,7 @@ from equilibrate.paper.output import terminal
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.runs import reproduce as reproduction
 from equilibrate.paper.runs.outputs import drawn_panels
+from equilibrate.paper.runs.ranks import connect
 
 
 def reproduce(
@@ -56,15 +57,23 @@ def reproduce(
     """Run the experiments of the paper, draw its figures and check its claims.
 
     An interrupted command continues when it is run again.
+
+    To use several GPUs or CPU cores, start it with torchrun: `torchrun --nproc-per-node 4 -m
+    equilibrate reproduce …`. Each process executes some of the seeds of each run.
     """
     console = Console()
     out = out or Path("runs") / f"reproduce-{profile}"
     change = " without --overwrite" if overwrite else ""
-    with interrupt_message(console, f"Run the same command again{change} to continue."):
+    with (
+        connect() as ranks,
+        interrupt_message(console, f"Run the same command again{change} to continue."),
+    ):
+        name = "cpu" if draw_only else device
+        devices = ranks.together(lambda: str(parse_device(name, ranks)))
         claims = reproduction.reproduce(
             panels or (),
             profile=profile,
-            device=parse_device("cpu" if draw_only else device),
+            device=devices[ranks.rank],
             data_dir=data_dir,
             out=out,
             epochs_scale=epochs_scale,
@@ -73,7 +82,10 @@ def reproduce(
             overwrite=overwrite,
             draw_only=draw_only,
             console=console,
+            ranks=ranks,
         )
+        if ranks.rank > 0:
+            return
     for table in terminal.claim_tables(verdicts.grouped(claims, panels or drawn_panels(out))):
         console.print(table)
     for name in ("records", "figures", "claims.json", "tables.md", "report.html"):

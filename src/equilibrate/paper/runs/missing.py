@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import TaskID
+from rich.progress import Progress
 
 from equilibrate.paper.analysis import results
 from equilibrate.paper.data import datasets
@@ -19,9 +21,12 @@ from equilibrate.paper.protocol.run import Run
 from equilibrate.paper.runs.errors import Diverged, RunError
 from equilibrate.paper.runs.eta import RemainingTime, format_eta
 from equilibrate.paper.runs.execute import execute
-from equilibrate.paper.runs.folder import part_paths
+from equilibrate.paper.runs.ranks import Ranks
+from equilibrate.paper.runs.shares import assign, cut, missing_parts, records_to_replace
 from equilibrate.report.progress import progress_bars
 from equilibrate.runlog import records
+
+_SINGLE = Ranks()
 
 
 def run_missing(
@@ -33,10 +38,13 @@ def run_missing(
     data_dir: Path | str | None,
     overwrite: bool,
     console: Console,
+    ranks: Ranks = _SINGLE,
 ) -> list[str]:
     """Execute the runs that some panels need and that are not complete yet.
 
-    A run that diverges does not stop the others, except those that start from its end.
+    A run that diverges does not stop the others, except those that start from its end. Every rank
+    executes some of the seeds of each run. It must call this function with the same arguments, and
+    gets the same result.
 
     Args:
         profile: The runs to choose from.
@@ -45,38 +53,38 @@ def run_missing(
         device: The device to train on.
         data_dir: The folder with the data sets.
         overwrite: Whether to start all runs again.
-        console: The console for the progress bars.
+        console: The console for the progress bars of this rank.
+        ranks: The processes that execute the runs together.
 
     Returns:
         A message for each run that diverged or could not start.
     """
-    _require_profile(out, profile.name, overwrite)
     runs = profile.runs_for(panels)
-    if not overwrite:
-        runs = [run for run in runs if not _complete_in_parts(run, out)]
-        _require_new_seeds(runs, out)
-    names = dict.fromkeys(run.task.data for run in runs)
-    data = {name: datasets.load(name, data_dir, progress=not console.quiet) for name in names}
+    # Rank 0 decides alone: the others could read the folder after some rank has written to it.
+    plan = ranks.first(lambda: _plan(profile, runs, out, overwrite, ranks.size))
+    own = [Run.from_config(config) for config in plan[ranks.rank]]
+    names = {config["task"]["data"] for configs in plan for config in configs}
+    data: dict[str, datasets.Dataset] = {}
+
+    def load(names: set[str]) -> None:
+        for name in sorted(names - set(data)):
+            data[name] = datasets.load(name, data_dir, progress=not console.quiet)
+
+    # One rank of each machine downloads what all need.
+    ranks.together(lambda: load(names if ranks.local_rank == 0 else set()))
+    ranks.together(lambda: load({run.task.data for run in own}))
+    if overwrite:
+        ranks.first(lambda: _remove_replaced(runs, plan, out))
     failed: dict[str, str] = {}
-    remaining = RemainingTime(runs)
-    with _threads(profile.threads), progress_bars("epochs", console, eta=False) as bars:
-        total = bars.add_task("all runs", total=sum(run.epochs for run in runs), status="")
-        done = 0
-        for run in runs:
+
+    def execute_own(stage: Sequence[Run], show: _Progress) -> dict[str, str]:
+        # Execute runs of this rank, and return messages of those that failed.
+        messages: dict[str, str] = {}
+        for run in stage:
             if run.start in failed:
-                failed[run.name] = f"{run.name}: not run, because {run.start} diverged"
+                name = run.whole_name
+                messages[name] = f"{name}: not run, because {run.start} diverged"
                 continue
-            if overwrite:
-                for path in part_paths(out, run.name):
-                    path.unlink()
-            bar = bars.add_task(run.name, total=run.epochs, status="")
-
-            def progress(epoch: int, run: Run = run, bar: TaskID = bar, done: int = done) -> None:
-                remaining.update(run.name, epoch, time.monotonic())
-                eta, total_eta = remaining.seconds(run.name), remaining.seconds()
-                bars.update(bar, completed=epoch, status=format_eta(eta))
-                bars.update(total, completed=done + epoch, status=format_eta(total_eta))
-
             try:
                 execute(
                     run,
@@ -85,12 +93,81 @@ def run_missing(
                     profile=profile.name,
                     device=device,
                     overwrite=overwrite,
-                    progress=progress,
+                    progress=show.callback(run),
                 )
             except Diverged as error:
-                failed[run.name] = str(error)
-            done += run.epochs
+                messages[run.name] = str(error)
+        if ranks.size > 1:
+            show.wait()
+        return messages
+
+    on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    bars = progress_bars("epochs", console, eta=False)
+    with on_device, _threads(profile.threads), bars:
+        show = _Progress(bars, own)
+        # Runs from whose end others start must be complete before any rank starts those.
+        stages = [run for run in own if run.start is None], [run for run in own if run.start]
+        for stage in stages:
+            for messages in ranks.together(partial(execute_own, stage, show)):
+                failed |= messages
     return list(failed.values())
+
+
+class _Progress:
+    """A bar for each run that has begun, and one for all runs of this rank."""
+
+    def __init__(self, bars: Progress, runs: Sequence[Run]) -> None:
+        self._bars = bars
+        self._remaining = RemainingTime(runs)
+        self._total = bars.add_task("all runs", total=sum(run.epochs for run in runs), status="")
+        self._begun = 0
+
+    def callback(self, run: Run) -> Callable[[int], None]:
+        """Add a bar.
+
+        Returns:
+            The function that updates it with the number of completed epochs.
+        """
+        bar = self._bars.add_task(run.name, total=run.epochs, status="")
+        before = self._begun
+        self._begun += run.epochs
+
+        def update(epoch: int) -> None:
+            self._remaining.update(run.name, epoch, time.monotonic())
+            eta, total_eta = self._remaining.seconds(run.name), self._remaining.seconds()
+            self._bars.update(bar, completed=epoch, status=format_eta(eta))
+            self._bars.update(self._total, completed=before + epoch, status=format_eta(total_eta))
+
+        return update
+
+    def wait(self) -> None:
+        """Show that this rank has nothing to do until the others are ready."""
+        self._bars.update(self._total, status="waiting for the other processes")
+
+
+def _plan(
+    profile: Profile, runs: Sequence[Run], out: Path, overwrite: bool, size: int
+) -> list[list[dict[str, Any]]]:
+    """Return the runs and parts of runs that each rank executes, in the form of `to_config`."""
+    _require_profile(out, profile.name, overwrite)
+    if not overwrite:
+        _require_new_seeds(runs, out)
+    starts = {run.start for run in profile.runs.values()}
+    parts: list[Run] = []
+    for run in runs:
+        count = 1 if run.name in starts else size
+        parts += cut(run, run.seeds, count) if overwrite else missing_parts(run, out, count)
+    return [[part.to_config() for part in own] for own in assign(parts, size)]
+
+
+def _remove_replaced(
+    runs: Sequence[Run], plan: Sequence[Sequence[Mapping[str, Any]]], out: Path
+) -> None:
+    """Remove records that would be read together with those that replace them."""
+    parts = [Run.from_config(config) for configs in plan for config in configs]
+    for run in runs:
+        for path in records_to_replace(run, parts, out):
+            path.unlink()
 
 
 def _require_profile(out: Path, profile: str, overwrite: bool) -> None:
@@ -107,22 +184,16 @@ def _require_profile(out: Path, profile: str, overwrite: bool) -> None:
         path.unlink()
 
 
-def _complete_in_parts(run: Run, out: Path) -> bool:
-    """Return whether the recorded parts of a run are together the whole run."""
-    if not part_paths(out, run.name):
-        return False
-    joined = results.load(out / "records")[run.name]
-    return joined.finished and joined.run == run
-
-
 def _require_new_seeds(runs: Sequence[Run], out: Path) -> None:
-    # A part would be ignored if its seeds are recorded already. A whole run replaces its parts.
+    # A part with seeds of another part could not be joined with it. A whole run is different: it
+    # uses the recorded parts that have its settings and replaces the others.
     for path in results.record_files(out / "records"):
         recorded = Run.from_config(records.read_header(path).config)
         for run in runs:
             same = replace(recorded, name=run.name, seeds=run.seeds) == run
             seeds = sorted(set(run.seeds) & set(recorded.seeds))
-            if same and seeds and run.name not in (run.whole_name, recorded.name):
+            within = set(recorded.seeds) <= set(run.seeds)
+            if same and seeds and not within and run.name != run.whole_name:
                 raise RunError(
                     f"{run.name} would repeat seeds {seeds[0]} to {seeds[-1]}, which are recorded "
                     f"in {path}: choose other seeds, or overwrite them"

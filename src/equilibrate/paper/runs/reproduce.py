@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from equilibrate.paper.protocol.profiles import Profile
 from equilibrate.paper.runs.errors import Diverged, RunError
 from equilibrate.paper.runs.missing import run_missing
 from equilibrate.paper.runs.outputs import write_outputs
+from equilibrate.paper.runs.ranks import Ranks
 from equilibrate.report.claims import JudgedClaim
 from equilibrate.runlog.lock import lock
 
@@ -33,11 +34,16 @@ def reproduce(
     overwrite: bool = False,
     draw_only: bool = False,
     console: Console | None = None,
+    ranks: Ranks | None = None,
 ) -> list[JudgedClaim]:
     """Write records, figures, claims.json, tables.md and report.html to a folder.
 
     Runs that several panels share are executed once. Complete runs are kept, and interrupted runs
     continue.
+
+    Several processes can do this together, each with its own `ranks` and otherwise the same
+    arguments except for the device. Each executes some of the seeds of every run. Rank 0 locks the
+    folder, shows the progress of its own runs, and writes figures, claims and the report.
 
     Args:
         panels: The panels to draw, by default all that the device can run.
@@ -51,6 +57,8 @@ def reproduce(
         overwrite: Whether to start all runs again.
         draw_only: Whether to draw what is recorded without running anything.
         console: The console for progress bars and warnings; None shows nothing.
+        ranks: The place of this process among several, as given by `ranks.connect`; None for a
+            single process.
 
     Returns:
         All claims with their verdicts.
@@ -61,17 +69,17 @@ def reproduce(
         Diverged: If a run diverged. The other runs are complete and their figures are drawn.
     """
     out, device = Path(out), torch.device(device)
-    console = console or Console(quiet=True)
+    console, ranks = console or Console(quiet=True), ranks or Ranks()
     plan = _plan(panels, profile, epochs_scale, seeds, part)
     if draw_only and overwrite:
         raise ValueError("draw_only and overwrite cannot be combined: choose one of them")
     if draw_only:
         if not out.is_dir():
             raise RunError(f"{out} does not exist: give the folder of a reproduction, or run it")
-        with _disk_errors(out), lock(out), _warnings_to(console):
-            return write_outputs(out, panels)
+        with _disk_errors(out), _locked(out, ranks), _warnings_to(console):
+            return ranks.first(lambda: write_outputs(out, panels))
     wanted = _panels_for(device, panels, plan)
-    with _disk_errors(out), lock(out), _warnings_to(console):
+    with _disk_errors(out), _locked(out, ranks), _warnings_to(console):
         failures = run_missing(
             plan,
             wanted,
@@ -79,13 +87,14 @@ def reproduce(
             device=device,
             data_dir=data_dir,
             overwrite=overwrite,
-            console=console,
+            console=console if ranks.rank == 0 else Console(quiet=True),
+            ranks=ranks,
         )
         if failures:
             with suppress(RunError):  # no run to draw; the failures say why
-                write_outputs(out)
+                ranks.first(lambda: write_outputs(out))
             raise Diverged("\n".join(failures))
-        return write_outputs(out, panels)
+        return ranks.first(lambda: write_outputs(out, panels))
 
 
 def _plan(
@@ -122,6 +131,14 @@ def _panels_for(device: torch.device, panels: Sequence[str], plan: Profile) -> S
             f"figure {impossible[0]!r} compares precisions that only a GPU has: run it on a GPU"
         )
     return panels or [panel for panel in plan.panels if panel not in gpu_only]
+
+
+@contextmanager
+def _locked(out: Path, ranks: Ranks) -> Iterator[None]:
+    # Rank 0 holds the lock for all ranks.
+    with ExitStack() as stack:
+        ranks.first(lambda: stack.enter_context(lock(out)))
+        yield
 
 
 @contextmanager

@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -57,7 +59,8 @@ class Timing:
 def save(folder: Path | str, timing: Timing) -> None:
     """Save a timing to folder/timings.jsonl. It replaces an earlier timing of the same run.
 
-    The file is written under another name and then renamed, so that it is always complete.
+    The file is written under another name and then renamed, so that it is always complete. Several
+    processes may save timings at the same time.
 
     Args:
         folder: The folder of the reproduction.
@@ -65,11 +68,12 @@ def save(folder: Path | str, timing: Timing) -> None:
     """
     path = _path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    timings = load(folder) | {timing.run: timing}
-    lines = [json.dumps(asdict(timing), ensure_ascii=False) for timing in timings.values()]
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    with FileLock(path.with_name(".timings.lock")):
+        timings = load(folder) | {timing.run: timing}
+        lines = [json.dumps(asdict(timing), ensure_ascii=False) for timing in timings.values()]
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.replace(partial, path)
 
 
 def load(folder: Path | str) -> dict[str, Timing]:
