@@ -92,13 +92,25 @@ def test_overwriting_a_run_removes_its_parts(tmp_path):
 
 
 def test_part_with_recorded_seeds_raises(tmp_path):
+    settings = {"epochs_scale": 0.01, "seeds": 3}
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    reproduce(["2a"], out=parts, part="mlp-sequence:100-101", **settings)
+    with pytest.raises(RunError, match=r"repeat seeds 101 to 101, which are .*100-101.jsonl"):
+        reproduce(["2a"], out=parts, part="mlp-sequence:101-102", **settings)
+    reproduce(["2a"], out=whole, **settings)
+    with pytest.raises(RunError, match=r"repeat seeds 102 to 102, which are .*sequence.jsonl"):
+        reproduce(["2a"], out=whole, part="mlp-sequence:102-102", **settings)
+
+
+def test_whole_run_uses_the_recorded_parts(tmp_path):
     settings = {"out": tmp_path, "epochs_scale": 0.01, "seeds": 3}
     reproduce(["2a"], part="mlp-sequence:100-101", **settings)
-    with pytest.raises(RunError, match=r"repeat seeds 101 to 101, which are .*100-101.jsonl"):
-        reproduce(["2a"], part="mlp-sequence:101-102", **settings)
+    before = (tmp_path / "records" / "mlp-sequence.100-101.jsonl").read_bytes()
     reproduce(["2a"], **settings)
-    with pytest.raises(RunError, match=r"repeat seeds 102 to 102, which are .*sequence.jsonl"):
-        reproduce(["2a"], part="mlp-sequence:102-102", **settings)
+    names = {path.stem for path in (tmp_path / "records").iterdir()}
+    assert names == {"mlp-initial", "mlp-sequence.100-101", "mlp-sequence.102-102"}
+    assert (tmp_path / "records" / "mlp-sequence.100-101.jsonl").read_bytes() == before
+    assert results.load(tmp_path / "records")["mlp-sequence"].run.seeds == (100, 101, 102)
 
 
 def test_only_the_runs_of_a_figure_are_executed(tmp_path):

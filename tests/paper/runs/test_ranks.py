@@ -1,0 +1,168 @@
+"""Several processes share the runs of a reproduction, and give the results of a single process."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from equilibrate.paper.analysis import results
+from equilibrate.paper.runs import timings
+from equilibrate.paper.runs.ranks import Ranks, connect
+from equilibrate.paper.runs.reproduce import reproduce
+from equilibrate.runlog import records
+from equilibrate.runlog.lock import lock
+
+PANELS = ["2a", "B1a"]
+SHORT = {"epochs_scale": 0.02, "seeds": 4}
+PARTS = {"mlp-initial", "mlp-grid", "mlp-sequence.100-101", "mlp-sequence.102-103"}
+TIMEOUT = 60
+
+
+def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start two processes that reproduce the panels on a CPU."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "equilibrate", "reproduce", *PANELS]
+    command += ["--seeds", "4", "--device", "cpu", "--out", str(out), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    return subprocess.Popen(
+        command,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for a command and return its output; a command that hangs is stopped and fails."""
+    try:
+        return process.communicate(timeout=TIMEOUT)[0]
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun ends the processes that it has started
+        process.communicate()
+        raise
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    out = tmp_path_factory.mktemp("single")
+    reproduce(PANELS, out=out, **SHORT)
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = tmp_path_factory.mktemp("two")
+    process = start(out, "--epochs-scale", "0.02")
+    output = finish(process)
+    assert process.returncode == 0, output
+    return out, output
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return shutil.copytree(made[0], tmp_path / "copy")
+
+
+def names(out: Path) -> set[str]:
+    return {path.stem for path in (out / "records").iterdir()}
+
+
+def tables_without_timings(out: Path) -> list[str]:
+    lines = (out / "tables.md").read_text().splitlines()
+    return [line for line in lines if "CPU, torch" not in line and " s |  |" not in line]
+
+
+def assert_same_results(out: Path, expected: Path) -> None:
+    found, whole = (results.load(folder / "records") for folder in (out, expected))
+    assert list(found) == list(whole)
+    for name, result in whole.items():
+        assert found[name].run == result.run
+        assert found[name].rows == result.rows
+    assert (out / "claims.json").read_bytes() == (expected / "claims.json").read_bytes()
+    assert tables_without_timings(out) == tables_without_timings(expected)
+
+
+def test_two_processes_give_the_results_of_one(made, single):
+    out, output = made
+    assert names(out) == PARTS
+    assert_same_results(out, single)
+    assert set(timings.load(out)) == PARTS
+    assert (out / "figures" / "fig2a.svg").exists()
+    assert output.count("report.html ") == 1  # only one process reports
+    assert output.count("all runs") == 1
+
+
+def test_another_number_of_processes_completes_the_parts(copy, single):
+    """A finished part is kept, an unfinished one is continued, and missing seeds are run."""
+    kept = copy / "records" / "mlp-sequence.100-101.jsonl"
+    unfinished = copy / "records" / "mlp-sequence.102-103.jsonl"
+    before = kept.read_bytes()
+    lines = unfinished.read_bytes().splitlines(keepends=True)
+    unfinished.write_bytes(b"".join(lines[:5]))
+    (copy / "checkpoints" / "mlp-sequence.102-103.pt").unlink()
+    (copy / "checkpoints" / "mlp-sequence.102-103.pt.previous").unlink(missing_ok=True)
+    reproduce(PANELS, out=copy, **SHORT)
+    assert names(copy) == PARTS
+    assert kept.read_bytes() == before
+    assert_same_results(copy, single)
+    unfinished.unlink()
+    reproduce(PANELS, out=copy, **SHORT)
+    assert names(copy) == PARTS
+    assert_same_results(copy, single)
+
+
+def test_killed_processes_continue_with_the_same_command(tmp_path):
+    process = start(tmp_path / "killed", "--epochs-scale", "0.2")
+    parts = [tmp_path / "killed" / "records" / f"{name}.jsonl" for name in PARTS if "." in name]
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline and process.poll() is None:
+        if all(part.exists() and part.read_bytes().count(b"\n") > 10 for part in parts):
+            break
+        time.sleep(0.01)
+    process.terminate()
+    output = finish(process)
+    assert all(records.read(part).rows[-1]["epoch"] < 110 for part in parts), output
+    again = start(tmp_path / "killed", "--epochs-scale", "0.2")
+    output = finish(again)
+    assert again.returncode == 0, output
+    assert names(tmp_path / "killed") == PARTS
+    settings = SHORT | {"epochs_scale": 0.2}
+    reproduce(PANELS, out=tmp_path / "single", **settings)
+    assert_same_results(tmp_path / "killed", tmp_path / "single")
+
+
+def test_failure_of_one_process_ends_all(copy):
+    (copy / "records" / "mlp-sequence.102-103.jsonl").unlink()
+    (copy / "records" / "mlp-sequence.100-101.jsonl").unlink()
+    checkpoint = copy / "checkpoints" / "mlp-sequence.102-103.pt"
+    checkpoint.unlink()
+    checkpoint.mkdir()  # rank 1 cannot remove it
+    process = start(copy, "--epochs-scale", "0.02")
+    output = finish(process)
+    assert process.returncode != 0
+    assert "equilibrate: rank 1 failed: " in output
+    assert "mlp-sequence.102-103.pt" in output
+    assert records.read(copy / "records" / "mlp-sequence.100-101.jsonl").rows[-1]["epoch"] == 11
+
+
+def test_locked_folder_ends_all_processes(copy):
+    with lock(copy):
+        process = start(copy, "--epochs-scale", "0.02")
+        output = finish(process)
+    assert process.returncode != 0
+    assert output.count("equilibrate: another run is writing to") == 1
+
+
+def test_single_process_needs_no_process_group(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with connect() as ranks:
+        assert ranks == Ranks(rank=0, size=1, local_rank=0)
+    assert ranks.together(lambda: 3) == [3]
+    assert ranks.first(lambda: 3) == 3
+    with pytest.raises(ValueError, match="my own error"):
+        ranks.together(lambda: (_ for _ in ()).throw(ValueError("my own error")))
