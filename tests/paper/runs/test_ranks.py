@@ -117,21 +117,21 @@ def test_another_number_of_processes_completes_the_parts(copy, single):
 
 
 def test_killed_processes_continue_with_the_same_command(tmp_path):
-    process = start(tmp_path / "killed", "--epochs-scale", "0.2")
+    process = start(tmp_path / "killed", "--epochs-scale", "0.1")
     parts = [tmp_path / "killed" / "records" / f"{name}.jsonl" for name in PARTS if "." in name]
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline and process.poll() is None:
-        if all(part.exists() and part.read_bytes().count(b"\n") > 10 for part in parts):
+        if all(part.exists() and part.read_bytes().count(b"\n") > 2 for part in parts):
             break
         time.sleep(0.01)
     process.terminate()
     output = finish(process)
-    assert all(records.read(part).rows[-1]["epoch"] < 110 for part in parts), output
-    again = start(tmp_path / "killed", "--epochs-scale", "0.2")
+    assert all(records.read(part).rows[-1]["epoch"] < 55 for part in parts), output
+    again = start(tmp_path / "killed", "--epochs-scale", "0.1")
     output = finish(again)
     assert again.returncode == 0, output
     assert names(tmp_path / "killed") == PARTS
-    settings = SHORT | {"epochs_scale": 0.2}
+    settings = SHORT | {"epochs_scale": 0.1}
     reproduce(PANELS, out=tmp_path / "single", **settings)
     assert_same_results(tmp_path / "killed", tmp_path / "single")
 

@@ -5,7 +5,13 @@ from support.synthetic import write
 
 from equilibrate.paper.protocol.profiles import profile
 from equilibrate.paper.runs.folder import record_path
-from equilibrate.paper.runs.shares import assign, cut, missing_parts, records_to_replace
+from equilibrate.paper.runs.shares import (
+    assign,
+    cut,
+    epochs_done,
+    missing_parts,
+    records_to_replace,
+)
 
 RUNS = profile("paper").runs
 RUN = RUNS["cnn-sequence"]  # seeds 100 to 115
@@ -69,11 +75,30 @@ def test_parts_with_other_settings_are_not_used(tmp_path):
 
 def test_parts_and_whole_runs_are_distributed_evenly():
     parts = [*cut(RUNS["mlp-schedules"], (0, 1, 2, 3), 2), RUNS["mlp-grid"], RUNS["cnn-grid"]]
-    parts += cut(RUN, RUN.seeds, 2)
-    first, second = assign(parts, 2)
-    assert [run.name for run in first] == ["mlp-schedules.0-1", "mlp-grid", "cnn-sequence.100-107"]
-    assert [run.name for run in second] == ["mlp-schedules.2-3", "cnn-grid", "cnn-sequence.108-115"]
-    assert assign(parts, 1) == [parts]
+    work = [(part, part.epochs) for part in parts]
+    first, second = assign(work, 2)
+    assert [run.name for run in first] == ["mlp-schedules.0-1", "mlp-grid"]
+    assert [run.name for run in second] == ["mlp-schedules.2-3", "cnn-grid"]
+    assert assign(work, 1) == [parts]
+
+
+def test_runs_that_start_from_others_are_distributed_separately():
+    halves = [*cut(RUN, RUN.seeds, 2)]
+    work = [(part, part.epochs) for part in (RUNS["cnn-initial"], RUNS["cnn-grid"], *halves)]
+    assert [parts[-1] for parts in assign(work, 2)] == halves
+
+
+def test_finished_runs_are_no_work():
+    work = [(RUNS["mlp-grid"], 0), (RUNS["mlp-initial"], 100), (RUNS["mlp-adam"], 400)]
+    first, second = assign(work, 2)
+    assert [run.name for run in first] == ["mlp-grid", "mlp-initial"]
+    assert [run.name for run in second] == ["mlp-adam"]
+
+
+def test_recorded_epochs_are_counted(tmp_path):
+    assert epochs_done(RUN, tmp_path) == 0
+    record(RUN, tmp_path, upto=100)
+    assert epochs_done(RUN, tmp_path) == 100
 
 
 def test_overwriting_replaces_records_with_the_same_seeds(tmp_path):

@@ -22,7 +22,13 @@ from equilibrate.paper.runs.errors import Diverged, RunError
 from equilibrate.paper.runs.eta import RemainingTime, format_eta
 from equilibrate.paper.runs.execute import execute
 from equilibrate.paper.runs.ranks import Ranks
-from equilibrate.paper.runs.shares import assign, cut, missing_parts, records_to_replace
+from equilibrate.paper.runs.shares import (
+    assign,
+    cut,
+    epochs_done,
+    missing_parts,
+    records_to_replace,
+)
 from equilibrate.report.progress import progress_bars
 from equilibrate.runlog import records
 
@@ -157,7 +163,8 @@ def _plan(
     for run in runs:
         count = 1 if run.name in starts else size
         parts += cut(run, run.seeds, count) if overwrite else missing_parts(run, out, count)
-    return [[part.to_config() for part in own] for own in assign(parts, size)]
+    work = [(part, part.epochs - (0 if overwrite else epochs_done(part, out))) for part in parts]
+    return [[part.to_config() for part in own] for own in assign(work, size)]
 
 
 def _remove_replaced(

@@ -28,8 +28,8 @@ def missing_parts(run: Run, out: Path, count: int) -> list[Run]:
         The run itself, or parts of it; nothing if its recorded parts are all finished.
     """
     recorded = _recorded_parts(run, out)
-    unfinished = [part for path, part in recorded if not _finished(path, part)]
-    taken = {seed for _, part in recorded for seed in part.seeds}
+    unfinished = [part for part in recorded if epochs_done(part, out) < part.epochs]
+    taken = {seed for part in recorded for seed in part.seeds}
     seeds = [seed for seed in run.seeds if seed not in taken]
     if not unfinished and not seeds:
         return []
@@ -60,30 +60,46 @@ def cut(run: Run, seeds: Sequence[int], count: int) -> Iterator[Run]:
                 yield run if own == run.seeds else run.part(own[0], own[-1])
 
 
-def assign(parts: Iterable[Run], size: int) -> list[list[Run]]:
+def assign(parts: Iterable[tuple[Run, float]], size: int) -> list[list[Run]]:
     """Distribute parts over ranks so that each has about the same work.
 
-    Work is the number of epochs times the number of replicas. It is compared within each task
-    first, because an epoch of one task may take many times as long as one of another task.
+    Work is the number of remaining epochs times the number of replicas. It is compared within each
+    task first, because an epoch of one task may take many times as long as one of another task.
+    Runs that start from another run are distributed separately: they begin when all others are
+    complete.
 
     Args:
-        parts: The parts in the order in which they are executed.
+        parts: The parts in the order in which they are executed, each with the number of its
+            remaining epochs.
         size: Number of ranks.
 
     Returns:
         The parts of each rank, in the same order.
     """
-    work: Counter[tuple[str, int]] = Counter()
-    total: Counter[int] = Counter()
+    work: Counter[tuple[bool, str, int]] = Counter()
+    total: Counter[tuple[bool, int]] = Counter()
     assigned: list[list[Run]] = [[] for _ in range(size)]
-    for part in parts:
-        task = part.task.name
-        rank = min(range(size), key=lambda rank: (work[task, rank], total[rank]))
-        amount = part.epochs * len(part.replicas)
-        work[task, rank] += amount
-        total[rank] += amount
+    for part, epochs in parts:
+        later, task = part.start is not None, part.task.name
+        loads = [(work[later, task, rank], total[later, rank]) for rank in range(size)]
+        rank = loads.index(min(loads))
+        amount = round(epochs * len(part.replicas))
+        work[later, task, rank] += amount
+        total[later, rank] += amount
         assigned[rank].append(part)
     return assigned
+
+
+def epochs_done(part: Run, out: Path) -> float:
+    """Return the number of recorded epochs of a run or part.
+
+    Args:
+        part: The run or part.
+        out: The folder of the reproduction.
+    """
+    path = record_path(out, part.name)
+    rows = records.read(path).rows if path.exists() and path.stat().st_size else []
+    return rows[-1]["epoch"] if rows else 0
 
 
 def records_to_replace(run: Run, parts: Sequence[Run], out: Path) -> list[Path]:
@@ -105,7 +121,7 @@ def records_to_replace(run: Run, parts: Sequence[Run], out: Path) -> list[Path]:
     ]
 
 
-def _recorded_parts(run: Run, out: Path) -> list[tuple[Path, Run]]:
+def _recorded_parts(run: Run, out: Path) -> list[Run]:
     """Return the recorded parts with seeds of a run and otherwise the same settings."""
     found = []
     for path in part_paths(out, run.whole_name):
@@ -113,13 +129,8 @@ def _recorded_parts(run: Run, out: Path) -> list[tuple[Path, Run]]:
             part = Run.from_config(records.read_header(path).config)
             same = replace(part, name=run.name, seeds=run.seeds) == run
             if same and set(part.seeds) <= set(run.seeds):
-                found.append((path, part))
+                found.append(part)
     return found
-
-
-def _finished(path: Path, part: Run) -> bool:
-    rows = records.read(path).rows
-    return bool(rows) and rows[-1]["epoch"] >= part.epochs
 
 
 def _seeds(path: Path) -> set[int]:
