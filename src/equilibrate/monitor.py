@@ -19,7 +19,6 @@ from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.updates import learning_rate
 from equilibrate.relations import Reading
 
-_NO_GRAD = torch.no_grad()
 NamedParameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
@@ -303,18 +302,16 @@ class Monitor:
         self._measured = upcoming == 1 or upcoming % self.every == 0
         if self._measured and not self._up_to_date():
             self._lay_out()  # the window begins at this step, which is measured anyway
-        with _NO_GRAD:
-            for probe in self._probes:
-                probe.before(measured=self._measured)
+        for probe in self._probes:
+            probe.before(measured=self._measured)
 
     def _after(self) -> None:
         if self._idle:
             for probe in self._probes:
                 probe.after_idle()
             return
-        with _NO_GRAD:
-            for probe in self._probes:
-                probe.after(measured=self._measured)
+        for probe in self._probes:
+            probe.after(measured=self._measured)
         if self._measured:
             self._lrs = [learning_rate(group) for group in self._optimizer.param_groups]
         self._step += 1
@@ -516,8 +513,12 @@ def _is_idle(optimizer: Optimizer) -> bool:
     """
     if optimizer.state:
         return False
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    return all(not (isinstance(lr, Tensor) and lr.device.type != "cpu") and lr == 0 for lr in rates)
+    for group in optimizer.param_groups:
+        lr = group.get("lr")
+        # A tensor on a device cannot be compared without waiting for it.
+        if (isinstance(lr, Tensor) and lr.device.type != "cpu") or lr != 0:
+            return False
+    return True
 
 
 def _check_parameters(optimizer: Optimizer) -> None:

@@ -12,7 +12,7 @@ single step the same number follows from θ′·d and d² alone, without a diffe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -30,9 +30,10 @@ from equilibrate._engine.coefficients import (
 from equilibrate._engine.edits import EditWatch
 from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
 from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
-from equilibrate._engine.updates import Scalar, Update, settings_getter, update_of
+from equilibrate._engine.updates import Group, Scalar, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
 
+_NO_GRAD = torch.no_grad()
 _BLOCK = 64
 """Measurements between which sums are worked out together, in a few operations."""
 _UNKNOWN = object()
@@ -128,11 +129,21 @@ class Probe:
         key = self._settings(group)
         changed = key != self._key
         self._checked = measured or changed or self._must_check()
-        if not self._checked:
-            return
+        if self._checked:
+            with _NO_GRAD:
+                self._prepare(group, key, measured=measured)
+
+    def _prepare(self, group: Group, key: Hashable, *, measured: bool) -> None:
+        """Do what a step asks for that is measured, or before which something has changed.
+
+        Args:
+            group: The parameter group as it is now.
+            key: What its settings are now.
+            measured: Whether the step is to be measured.
+        """
         if self._is_edited(addresses=measured):
             self._open = None
-        if changed:
+        if key != self._key:
             self._key = key
             self._change(update_of(self._optimizer, group, self._dtype))
         assert self._update is not None
@@ -149,6 +160,16 @@ class Probe:
 
     def after(self, *, measured: bool) -> None:
         """Note a step, and measure it if asked to."""
+        if self._checked or hasattr(self._optimizer, "found_inf"):
+            with _NO_GRAD:
+                self._finish(measured=measured)
+            return
+        if self._open is not None:
+            self._open += 1
+        self._edits.pass_over()
+
+    def _finish(self, *, measured: bool) -> None:
+        """Do what `after` does for a step that is checked or may have been skipped."""
         found = getattr(self._optimizer, "found_inf", None)
         if found is not None:  # a fused step that gradient scaling may have skipped
             self._count_skip(found)
