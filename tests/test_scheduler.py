@@ -268,7 +268,45 @@ def test_stepping_at_every_batch_is_safe_by_default():
         assert run.lrs() == [0.5] or run.scheduler.monitor.step >= 199
     reasons = run.scheduler.last_decision.reason
     assert run.lrs() == [pytest.approx(0.45)]
-    assert reasons == "too few steps: 51 since the last decision, of 100"
+    assert reasons == "too few steps: 51 of 100 since the last check"
+
+
+def test_a_loss_is_not_taken_for_an_epoch():
+    with pytest.raises(TypeError, match=r"step\(\) takes no metric, got float"):
+        Balanced().scheduler.step(0.5)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_rate_that_differs_from_min_lr_by_rounding_alone_is_not_lowered():
+    run = Balanced(lrs=(0.1 * 0.9,), factor=0.9, min_lr=0.09)
+    run.train()
+    run.scheduler.step()
+    assert not run.scheduler.last_decision.lowered
+    assert run.scheduler.last_decision.reason.endswith("but lr is at min_lr")
+
+
+def test_the_representation_tells_rule_and_reason():
+    run = Balanced()
+    assert repr(run.scheduler).startswith("FDRScheduler(Threshold(threshold=0.01), factor=0.9, 'st")
+    assert repr(run.scheduler.monitor) == "Monitor(SGD, every=1, step=0)"
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_full_batches_are_undefined_and_never_equilibrated(weight_decay, momentum):
+    """At the minimum only rounding errors are left, whose ratio may come close to 1 by chance."""
+    model, inputs, targets = nn.Linear(5, 2), torch.randn(64, 5), torch.randn(64, 2)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay
+    )
+    scheduler = eq.FDRScheduler(optimizer)
+    for _ in range(15):
+        for _ in range(200):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        scheduler.step()
+        assert not scheduler.last_decision.lowered
+    assert "both sides are zero" in scheduler.last_decision.reason
 
 
 def test_get_lr_has_no_side_effects():

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -114,7 +115,11 @@ class Monitor:
         """
         self._warn_if_blind()
         self._update_layout()
-        return self._combined(self._probes, self._means())
+        reading = self._combined(self._probes, self._means())
+        if reading.count and reading.right <= self._rounding():
+            # Full batches, or interpolation: the difference of two rounding errors tells nothing.
+            return replace(reading, left=0.0, right=0.0)
+        return reading
 
     def group_readings(self) -> dict[str, Reading]:
         """Return FDR1 for each parameter group, by the names "group 0", "group 1" and so on.
@@ -244,6 +249,10 @@ class Monitor:
         for probe, state in zip(self._probes, state_dict["probes"], strict=True):
             probe.load_state_dict(state)
         self._checked = self._step, self._norm()
+
+    def __repr__(self) -> str:
+        kind = type(self._optimizer).__name__
+        return f"Monitor({kind}, every={self.every}, step={self._step})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs; hooks are not copied with an optimizer.
@@ -444,6 +453,22 @@ class Monitor:
                 "`p.clamp_(-1, 1)`",
                 stacklevel=3,
             )
+
+    def _rounding(self) -> float:
+        """Return the right side below which steps are lost in the rounding of the parameters.
+
+        That is the case for |Δ| < 2ε|θ|, and where gradient and weight decay cancel to within ε.
+        """
+        norm, epsilon = self._checked[1], torch.finfo(torch.float32).eps
+        if not math.isfinite(norm) or self._layout.processes > 1:  # a norm of this process alone
+            return 0.0
+        floor = 0.0
+        for i, group in enumerate(self._optimizer.param_groups):
+            single = any(p.dtype is torch.float32 for p in group["params"])
+            lr, decay = self._lr(i), group.get("weight_decay", 0.0)
+            if single and lr > 0 and isinstance(decay, float | int):
+                floor += 2 * epsilon**2 * norm / lr + 4 * epsilon * lr * decay**2 * norm
+        return floor
 
     def _fingerprint(self) -> list[list[Any]]:
         names = self._all_names() if self._has_names() else {}

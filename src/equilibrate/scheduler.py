@@ -21,9 +21,12 @@ class Decision:
     """What the scheduler did at one call of `step()`, and why."""
 
     lowered: bool
+    """Whether the learning rate was lowered."""
     reason: str
+    """Why, in one sentence with numbers."""
     reading: Reading
-    """The reading that was judged; the one before it if there was nothing new to judge."""
+    """The reading that was judged, with the learning rate that was in use; the last one that was
+    judged if there were too few steps to judge another."""
     lrs: tuple[float, ...]
     """The learning rate of each parameter group from now on."""
 
@@ -48,8 +51,8 @@ class FDRScheduler(LRScheduler):
         factor: Factor by which the learning rate is multiplied, the paper's 1 − Y.
         rule: A rule of `equilibrate.rules`, or your own, instead of `threshold`.
         min_lr: Lower bound on the learning rate, one number or one for each parameter group.
-        min_steps: Optimizer steps that must lie in the averaging window, and between two
-            decisions.
+        min_steps: Optimizer steps that must lie in the averaging window, and between two checks
+            of the rule. The window is the later half of the steps since the last lowering.
         every: Measure every k-th step; see `Monitor`.
         monitor: The monitor to read, if it is also used elsewhere.
         last_epoch: The index of the last epoch, as for any torch scheduler.
@@ -128,7 +131,15 @@ class FDRScheduler(LRScheduler):
 
         Args:
             epoch: Deprecated by torch; do not pass it.
+
+        Raises:
+            TypeError: If a loss is passed, as to `ReduceLROnPlateau`.
         """
+        if not isinstance(epoch, int | None):
+            raise TypeError(
+                f"step() takes no metric, got {type(epoch).__name__}: this scheduler reads the "
+                "optimizer, so call scheduler.step()"
+            )
         if getattr(self, "_is_initial", False):
             self._start(self._current())
         else:
@@ -136,6 +147,9 @@ class FDRScheduler(LRScheduler):
             if self.last_decision.lowered:
                 self.monitor.reset()
         super().step(epoch)
+
+    def __repr__(self) -> str:
+        return f"FDRScheduler({self.rule}, factor={self.factor:g}, {self.last_decision.reason!r})"
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the learning rate of each group as last decided. Nothing is changed."""
@@ -228,10 +242,10 @@ class FDRScheduler(LRScheduler):
                 "scheduler was created with; wrap compiled or captured steps in monitor.measure()"
             )
         if (steps := self._seen - self._decided) < self.min_steps:
-            return wait(f"too few steps: {steps} since the last decision, of {self.min_steps}")
+            return wait(f"too few steps: {steps} of {self.min_steps} since the last check")
         reading = self.monitor.reading()
         if 0 < reading.count < self.min_steps:
-            return wait(f"too few steps: {reading.count} averaged, of {self.min_steps}")
+            return wait(f"too few steps: {reading.count} of {self.min_steps} in the window")
         self._decided = self._seen
         verdict = self.rule.judge(reading)
         lowered = [
@@ -240,7 +254,7 @@ class FDRScheduler(LRScheduler):
         ]
         if not verdict.act:
             return Decision(False, verdict.reason, reading, tuple(current))
-        if lowered == current:
+        if all(map(math.isclose, lowered, current)):
             reason = f"{verdict.reason}, but lr is at min_lr"
             return Decision(False, reason, reading, tuple(current))
         return Decision(True, verdict.reason, reading, tuple(lowered))

@@ -66,7 +66,7 @@ def test_factor_multiplies_the_learning_rate(tmp_path):
     result = CliRunner().invoke(app, ["train", *options, "--threshold", "1e9", "--factor", "0.25"])
     assert result.exit_code == 0, result.output
     assert [row["lr"] for row in rows(tmp_path)] == [0.2, 0.05, 0.0125]  # of each epoch
-    assert "learning rate lowered 3 times to 0.0125" in result.output
+    assert "learning rate lowered 3 times (0.0125 in the last)" in result.output
 
 
 @pytest.mark.parametrize(
