@@ -82,7 +82,8 @@ def train(
     figure = figures.save(figures.training(rows, title=task), out / "train.png")
     last, decreases = rows[-1], sum(row["lowered"] for row in rows)
     console.print(
-        f"{len(rows)} epochs, learning rate lowered {decreases} times ({last['lr']:.3g} in the last), "
+        f"{len(rows)} epochs, learning rate lowered {decreases} times "
+        f"({last['lr']:.3g} in the last), "
         f"test accuracy {last['test_accuracy']:.1%}"
     )
     console.print(f"record  {out / 'train.jsonl'}\nfigure  {figure}", highlight=False)
