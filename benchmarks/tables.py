@@ -148,7 +148,7 @@ def draw(panels: Mapping[str, Ratios], path: Path) -> None:
                 [max(0.0, r - end) for r, end in zip(x, low, strict=True)],
                 [max(0.0, end - r) for r, end in zip(x, high, strict=True)],
             ]
-            color = "0.5" if variant == "bare again" else f"C{i}"
+            color = {"bare again": "0.5", "histograms, every 16": "C9"}.get(variant, f"C{i}")
             y = [k + offset for k in range(len(x))]
             axes.errorbar(x, y, xerr=errors, fmt="o", ms=4, color=color, label=variant)
         axes.axvline(1, color="0.7", lw=1, zorder=0)
