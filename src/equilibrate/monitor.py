@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,12 +13,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equilibrate._engine.hooks import attach, is_idle, unwrap
+from equilibrate._engine.parameters import (
+    NamedParameters,
+    check_names,
+    check_parameters,
+    describe,
+    names_of,
+)
 from equilibrate._engine.probe import Probe
 from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.updates import learning_rate
 from equilibrate.relations import Reading
-
-NamedParameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
 class Monitor:
@@ -82,7 +86,7 @@ class Monitor:
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
         self.every = every
-        self._names = None if named_parameters is None else _names_of(named_parameters)
+        self._names = None if named_parameters is None else names_of(named_parameters)
         self._process_group = process_group
         self._layout: Layout
         self._probes: list[Probe] = []
@@ -93,10 +97,12 @@ class Monitor:
         self._explicit = False
         self._idle = False
         if self._names is not None:
-            _check_names(self._optimizer, self._names)
+            check_names(self._optimizer, self._names)
         self._lay_out()
         self._checked = 0, self._norm()
-        self._attach()
+        self._detach = attach(
+            self, self._optimizer, Monitor._before, Monitor._after, Monitor._hooked
+        )
 
     @property
     def optimizer(self) -> Optimizer:
@@ -166,7 +172,7 @@ class Monitor:
 
     def detach(self) -> None:
         """Remove the hooks. Past readings stay available."""
-        self._finalizer()
+        self._detach()
 
     @contextmanager
     def measure(self) -> Iterator[None]:
@@ -231,8 +237,8 @@ class Monitor:
         if state_dict["fingerprint"] != fingerprint:
             raise ValueError(
                 "state_dict belongs to another model or optimizer: it was saved with "
-                f"{_describe(state_dict['fingerprint'])}, this monitor has "
-                f"{_describe(fingerprint)}; load it with the model, parameter groups and "
+                f"{describe(state_dict['fingerprint'])}, this monitor has "
+                f"{describe(fingerprint)}; load it with the model, parameter groups and "
                 "named_parameters it was saved with"
             )
         self.every = state_dict["every"]
@@ -280,21 +286,6 @@ class Monitor:
 
     # Hooks ------------------------------------------------------------------------------------
 
-    def _attach(self) -> None:
-        # Weak references: a monitor that nobody holds any more must not stay alive, with its
-        # hooks, for as long as the optimizer does.
-        optimizer, nests = self._optimizer, _may_call_its_parents_step(type(self._optimizer))
-        monitor: weakref.ref[Monitor] = weakref.ref(self)
-        handles = [
-            optimizer.register_step_pre_hook(_hook(monitor, Monitor._before, nests)),
-            optimizer.register_step_post_hook(_hook(monitor, Monitor._after, nests)),
-        ]
-        # First of all hooks after the step: another one may clear gradients or edit parameters.
-        hooks = getattr(optimizer, "_optimizer_step_post_hooks", None)
-        if hooks is not None and handles[1].id in hooks:
-            hooks.move_to_end(handles[1].id, last=False)
-        self._finalizer = weakref.finalize(self, _remove, handles)
-
     def _hooked(self) -> bool:
         """Return whether a hook is to do its work: not inside a capture or an explicit block."""
         if self._explicit:
@@ -304,7 +295,7 @@ class Monitor:
     def _before(self) -> None:
         if self._sizes != [len(group["params"]) for group in self._optimizer.param_groups]:
             self._lay_out()
-        self._idle = _is_idle(self._optimizer)
+        self._idle = is_idle(self._optimizer)
         if self._idle:
             return
         upcoming = self._since_reset + 1
@@ -330,7 +321,7 @@ class Monitor:
 
     def _lay_out(self) -> None:
         """Create a probe for each group, device and dtype; windows restart."""
-        _check_parameters(self._optimizer)
+        check_parameters(self._optimizer)
         skipped = self._probes[0].skips if self._probes else None
         groups = self._optimizer.param_groups
         self._layout = Layout([p for group in groups for p in group["params"]], self._process_group)
@@ -435,7 +426,7 @@ class Monitor:
         seen, norm = self._checked
         now = self._norm()
         self._checked = self._step, now
-        watching = self._finalizer.alive
+        watching = self._detach.alive
         if watching and seen == self._step and math.isfinite(norm) and now != norm:
             warnings.warn(
                 "the parameters have changed since the last reading, but no optimizer step was "
@@ -476,119 +467,3 @@ class Monitor:
             [[names.get(id(p), ""), self._layout.shape(p), str(p.dtype)] for p in group["params"]]
             for group in self._optimizer.param_groups
         ]
-
-
-def unwrap(optimizer: Any) -> Optimizer:
-    """Return the torch optimizer inside one that a trainer has wrapped.
-
-    Raises:
-        TypeError: If there is none.
-    """
-    inner = optimizer
-    while not hasattr(inner, "_optimizer_step_post_hooks"):
-        inner = getattr(inner, "optimizer", None) or getattr(inner, "_optimizer", None)
-        if inner is None:
-            raise TypeError(
-                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
-            )
-    return inner
-
-
-def _hook(
-    reference: weakref.ref[Monitor], method: Callable[[Monitor], None], nests: bool
-) -> Callable[..., None]:
-    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # before anything that a compiler cannot trace
-            return
-        monitor = reference()
-        if monitor is None or not monitor._hooked():
-            return
-        if nests and _is_inside_another(optimizer, sys._getframe(1)):
-            return
-        method(monitor)
-
-    return hook
-
-
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
-def _may_call_its_parents_step(kind: type[Optimizer]) -> bool:
-    own = [parent for parent in kind.__mro__ if "step" in vars(parent)]
-    return len(own) > 2  # its own and `Optimizer`'s, which does nothing
-
-
-def _is_inside_another(optimizer: Optimizer, caller: Any) -> bool:
-    """Return whether a hook runs around the `step` of a parent class, called by its subclass.
-
-    Torch wraps the `step` of each class of which there has been an instance, and each wrapper calls
-    the hooks. Only the wrapper knows which `step` it wraps; counting calls would stay wrong for
-    ever after a step has raised an error.
-    """
-    own = getattr(type(optimizer).step, "__wrapped__", None)
-    return caller.f_locals.get("func", own) is not own
-
-
-def _is_idle(optimizer: Optimizer) -> bool:
-    """Return whether a step cannot change anything: its learning rates and state are nothing.
-
-    `torch.distributed.checkpoint` makes such steps to create the state that it saves or loads.
-    """
-    if optimizer.state:
-        return False
-    for group in optimizer.param_groups:
-        lr = group.get("lr")
-        # A tensor on a device cannot be compared without waiting for it.
-        if (isinstance(lr, Tensor) and lr.device.type != "cpu") or lr != 0:
-            return False
-    return True
-
-
-def _check_parameters(optimizer: Optimizer) -> None:
-    for i, group in enumerate(optimizer.param_groups):
-        if any(p.is_complex() for p in group["params"]):
-            raise TypeError(
-                f"parameter group {i} has complex parameters, which have no FDR1 reading here; "
-                "optimize torch.view_as_real of them instead"
-            )
-        if any(p.device.type == "mps" for p in group["params"]):
-            raise TypeError(
-                f"parameter group {i} is on an MPS device, which has no float64: a monitor needs "
-                "a CPU or a CUDA device"
-            )
-
-
-def _check_names(optimizer: Optimizer, names: dict[int, str]) -> None:
-    missing = [
-        f"group {i}, parameter {j} of shape {tuple(p.shape)}"
-        for i, group in enumerate(optimizer.param_groups)
-        for j, p in enumerate(group["params"])
-        if id(p) not in names
-    ]
-    if missing:
-        raise ValueError(
-            f"named_parameters lacks {len(missing)} parameter(s) of the optimizer ({missing[0]}): "
-            "pass model.named_parameters() of the model that is optimized"
-        )
-
-
-def _names_of(named_parameters: NamedParameters) -> dict[int, str]:
-    try:
-        return {id(p): name for name, p in dict(named_parameters).items()}
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            "named_parameters must be pairs of a name and a parameter, got "
-            f"{type(named_parameters).__name__}: pass model.named_parameters()"
-        ) from error
-
-
-def _describe(fingerprint: list[list[Any]]) -> str:
-    tensors = sum(len(group) for group in fingerprint)
-    numbers = sum(math.prod(shape) for group in fingerprint for _, shape, _ in group)
-    named = any(name for group in fingerprint for name, _, _ in group)
-    return (
-        f"{tensors} tensors of {numbers} parameters in {len(fingerprint)} group(s), "
-        f"{'with' if named else 'without'} names"
-    )

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from equilibrate.monitor import Monitor, unwrap
+from equilibrate._engine.hooks import unwrap
+from equilibrate.monitor import Monitor
 from equilibrate.relations import Reading
 from equilibrate.rules import Rule, Threshold, check_factor
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,12 @@ from equilibrate._engine.coefficients import (
     host_to,
     over_an_interval,
     over_one_step,
-    stack,
-    times,
 )
 from equilibrate._engine.edits import EditWatch
+from equilibrate._engine.rows import Entry, make_rows
 from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
-from equilibrate._engine.sums import ALONG, NORM, SQUARE, choose
-from equilibrate._engine.updates import Group, Scalar, Update, settings_getter, update_of
+from equilibrate._engine.sums import ALONG, NORM, choose
+from equilibrate._engine.updates import Group, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
 
 _NO_GRAD = torch.no_grad()
@@ -38,21 +37,6 @@ _BLOCK = 64
 """Measurements between which sums are worked out together, in a few operations."""
 _UNKNOWN = object()
 """Settings that are equal to none."""
-
-
-class _Entry(NamedTuple):
-    """One measurement: what it ends, and how to turn it into a row."""
-
-    steps: int
-    """Steps since the measurement before it; 0 if it only begins an interval."""
-    sampled: bool
-    """Whether d² is that of the last step."""
-    coefficients: tuple[Scalar, ...]
-    """Those of θ′·d, of θ·b before, of N′ − N and of d² in L − R, and of d² in R."""
-    moving: Tensor | None
-    """1 for each tensor that the step moved and 0 for the others; None if it moved all."""
-    skips: tuple[Tensor, Tensor] | None
-    """Whether gradient scaling skipped the step, and how many it has skipped so far."""
 
 
 class Probe:
@@ -95,7 +79,7 @@ class Probe:
             _BLOCK + 1, len(self.params), 3, dtype=torch.float64, device=device
         )
         self._shards = host_to(self._ring, [float(layout.shards(p)) for p in self.params])
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
         self._update: Update | None = None
         self._key: Any = _UNKNOWN
         self._open: int | None = None
@@ -202,7 +186,12 @@ class Probe:
         """Work out the rows of all measurements so far."""
         if not self._entries:
             return
-        rows = self._rows()
+        entries = self._entries
+        share = self._share().squeeze(1) if self.layout.processes > 1 else None
+        ring = self._ring[: len(entries) + 1]
+        rows = make_rows(ring, entries, share, self._skips_settled, each=self.each)
+        if entries[-1].skips is not None:
+            self._skips_settled = entries[-1].skips[1]
         first = 0
         for i, entry in enumerate([*self._entries, None]):
             if entry is None or not entry.steps:  # a measurement that only begins an interval
@@ -321,7 +310,7 @@ class Probe:
         assert self._update is not None
         self._write(self._update)
         coefficients = over_an_interval(self._update, self._begun)
-        self._note(_Entry(self._open or 0, False, coefficients, None, self._skips(None)))
+        self._note(Entry(self._open or 0, False, coefficients, None, self._skips(None)))
         self._open = 0
 
     def _restore_tensor(self, lr: Tensor) -> None:
@@ -358,7 +347,7 @@ class Probe:
             self._write(update)
         else:
             self._slot().zero_()  # a step by itself needs nothing else
-        self._note(_Entry(0, False, (0.0,) * 5, None, self._skips(None)))
+        self._note(Entry(0, False, (0.0,) * 5, None, self._skips(None)))
         self._open, self._begun = 0, update
         self._fresh = update.momentum > 0 and all(b is None for b in self._buffers())
 
@@ -381,7 +370,7 @@ class Probe:
                 coefficients = tuple(c * kept for c in coefficients)
         else:
             coefficients = over_an_interval(update, begun)
-        self._note(_Entry(self._open, True, coefficients, moving, self._skips(found)))
+        self._note(Entry(self._open, True, coefficients, moving, self._skips(found)))
         self._open, self._begun, self._fresh = 0, update, False
 
     def _write(self, update: Update, *, moved: bool = False) -> None:
@@ -404,7 +393,7 @@ class Probe:
     def _slot(self) -> Tensor:
         return self._ring[len(self._entries) + 1]
 
-    def _note(self, entry: _Entry) -> None:
+    def _note(self, entry: Entry) -> None:
         self._entries.append(entry)
         if len(self._entries) == _BLOCK:
             self.settle()
@@ -499,51 +488,6 @@ class Probe:
             return None
         last = torch.zeros_like(self._skipped) if found is None else _on(found, self._skipped) > 0
         return last.double(), self._skipped.clone()
-
-    # Working out ------------------------------------------------------------------------------
-
-    def _rows(self) -> Tensor:
-        """Return a row for each entry: Σ(L − R), ΣR, steps, and steps represented in ΣR."""
-        entries = self._entries
-        ring = self._ring[: len(entries) + 1]
-        now, before = ring[1:], ring[:-1]
-        c = stack(ring, [entry.coefficients for entry in entries])
-        along, earlier, drift, square, right = (column[:, None] for column in c.unbind(1))
-        difference = (
-            times(along, now[..., ALONG])
-            + times(earlier, before[..., ALONG])
-            + times(drift, now[..., NORM] - before[..., NORM])
-            + times(square, now[..., SQUARE])
-        )
-        sampled = times(right, now[..., SQUARE])
-        if any(entry.moving is not None for entry in entries):
-            ones = torch.ones_like(sampled[0])
-            moving = torch.stack([ones if e.moving is None else e.moving for e in entries])
-            sampled = sampled * moving
-            alone = host_to(ring, [float(e.steps == 1) for e in entries])[:, None]
-            difference = difference * torch.where(alone > 0, moving, 1.0)
-        if self.layout.processes > 1:
-            share = self._share().squeeze(1)
-            difference, sampled = difference * share, sampled * share
-        steps = host_to(ring, [float(entry.steps) for entry in entries])
-        weights = host_to(ring, [float(entry.steps * entry.sampled) for entry in entries])
-        if any(entry.skips is not None for entry in entries):
-            steps, weights = self._without_skips(steps, weights)
-        if not self.each:
-            difference, sampled = (x.sum(1, keepdim=True) for x in (difference, sampled))
-        return torch.cat(
-            [difference, weights[:, None] * sampled, steps[:, None], weights[:, None]], dim=1
-        )
-
-    def _without_skips(self, steps: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the counts, and the weights in the sample of R, without skipped steps."""
-        zero = steps.new_zeros(())
-        pairs = [(zero, zero) if e.skips is None else e.skips for e in self._entries]
-        last, total = torch.stack([torch.stack(pair) for pair in pairs]).unbind(1)
-        first = zero if self._skips_settled is None else self._skips_settled
-        steps = steps - torch.diff(total, prepend=first[None])
-        self._skips_settled = total[-1]
-        return steps, torch.where(last > 0, 0.0, torch.where(weights > 0, steps, 0.0))
 
 
 def _to_tensor(updates: Sequence[Update | None]) -> Tensor:
