@@ -9,7 +9,8 @@ from support.snapshots import MINIMUM, MODELS, NOISE, exact, simulated
 from equilibrate import estimates, relations
 from equilibrate.measurements import measure_series
 from equilibrate.observables import Snapshot
-from equilibrate.relations import Reading, Relation
+from equilibrate.readings import Reading
+from equilibrate.relations import Relation
 from equilibrate.solvable import LinearRegression, Quadratic, SolvableSGD
 
 SLANTED = torch.tensor([0.5, -1.0, 2.0]).double()

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from equilibrate.monitor import Monitor
-from equilibrate.relations import Reading
+from equilibrate.readings import Reading
 from equilibrate.scheduler import Decision, FDRScheduler
 
 if TYPE_CHECKING:

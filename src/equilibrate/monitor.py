@@ -24,7 +24,7 @@ from equilibrate._engine.parameters import (
 from equilibrate._engine.probe import Probe
 from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.updates import learning_rate
-from equilibrate.relations import Reading
+from equilibrate.readings import Reading
 
 
 class Monitor:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from equilibrate.relations import Reading
+from equilibrate.readings import Reading
 
 
 @dataclass(frozen=True, slots=True)

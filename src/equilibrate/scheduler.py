@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equilibrate._engine.hooks import unwrap
 from equilibrate.monitor import Monitor
-from equilibrate.relations import Reading
+from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor
 
 

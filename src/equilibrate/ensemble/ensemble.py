@@ -35,7 +35,7 @@ from equilibrate.ensemble.results import Averages, Epoch, Evaluation
 from equilibrate.ensemble.schedule import ReplicaSchedule
 from equilibrate.ensemble.updates import Algorithm, FlatTensors, make_update_rule, zeros
 from equilibrate.observables import inner
-from equilibrate.relations import Reading
+from equilibrate.readings import Reading
 from equilibrate.scheduler import Decision
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equilibrate.ensemble.checks import PerReplica, per_replica
-from equilibrate.relations import Reading
+from equilibrate.readings import Reading
 from equilibrate.rules import Threshold, check_factor
 from equilibrate.scheduler import Decision
 
