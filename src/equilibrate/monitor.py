@@ -49,8 +49,8 @@ class Monitor:
         optimizer: Any `torch.optim.Optimizer`, or one that accelerate has wrapped.
         named_parameters: `model.named_parameters()`, to have a reading for each parameter. An
             optimizer that was itself created from named parameters needs none.
-        every: Measure the first step of a window and then every k-th. The difference of the sides is
-            exact for any k; with 1 the right side is exact, too, at a higher cost.
+        every: Measure the first step of a window and then every k-th. The difference of the sides
+            is exact for any k; with 1 the right side is exact, too, at a higher cost.
         process_group: The group over which FSDP1 (`FullyShardedDataParallel`) shards the
             parameters. The constructor and `load_state_dict` are then collective too. Everything
             else needs none.
