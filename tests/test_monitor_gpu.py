@@ -146,7 +146,9 @@ def test_no_fused_step_under_gradient_scaling_waits(name, every):
 
 
 @pytest.mark.parametrize("every", [1, 5])
-# Muon computes in bfloat16, and ASGD keeps its step size in single precision on a GPU.
+# Muon computes in bfloat16. ASGD keeps its step size in single precision, and torch's two
+# implementations of it, of which a GPU uses the other one, round it differently: on a CPU alone
+# they differ by up to 4e-5 in the number that is compared here.
 @pytest.mark.parametrize("name", [name for name in ALL if name not in ("Muon", "ASGD")])
 def test_readings_are_those_of_a_cpu(name, every):
     """In double precision, so that the two trajectories stay together."""

@@ -1,31 +1,15 @@
 """The view of judged claims: its file, its counts and its texts."""
 
-from dataclasses import asdict
+from support.judged import judged_claim
 
 from equilibrate.report import claims
-from equilibrate.report.claims import ClaimGroup, JudgedClaim
+from equilibrate.report.claims import ClaimGroup
 
-CLAIM = JudgedClaim(
-    id="meet-mlp",
-    figure="1a",
-    task="mlp",
-    statement="The sides meet.",
-    measured=0.0123,
-    margin=0.0021,
-    bound="|L/R − 1| < 0.05",
-    why="The width of a line.",
-    verdict="holds",
-    remark="",
-    ours=False,
-)
-
-
-def changed(**fields):
-    return JudgedClaim(**asdict(CLAIM) | fields)
+CLAIM = judged_claim()
 
 
 def test_saved_claims_are_loaded_again(tmp_path):
-    saved = [CLAIM, changed(measured=None, margin=None, short="η → 0", short_measured="1 %")]
+    saved = [CLAIM, judged_claim(measured=None, margin=None, short="η → 0", short_measured="1 %")]
     claims.save(saved, tmp_path / "claims.json")
     assert claims.load(tmp_path / "claims.json") == saved
     assert "η → 0" in (tmp_path / "claims.json").read_text(encoding="utf-8")
@@ -33,11 +17,11 @@ def test_saved_claims_are_loaded_again(tmp_path):
 
 def test_a_group_counts_its_verdicts():
     group = ClaimGroup(
-        "All", [CLAIM, changed(verdict="undecided"), changed(verdict="fails"), CLAIM]
+        "All", [CLAIM, judged_claim(verdict="undecided"), judged_claim(verdict="fails"), CLAIM]
     )
     assert list(group.counts.items()) == [("fails", 1), ("holds", 2), ("undecided", 1)]
 
 
 def test_the_measured_value_is_shown_with_its_margin():
     assert CLAIM.measured_text == "0.0123 ± 0.0021"
-    assert changed(measured=None, margin=None).measured_text == "–"
+    assert judged_claim(measured=None, margin=None).measured_text == "–"

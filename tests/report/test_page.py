@@ -9,23 +9,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from support.judged import judged_claim
 
-from equilibrate.report.claims import ClaimGroup, JudgedClaim
+from equilibrate.report.claims import ClaimGroup
 from equilibrate.report.page import Illustration, render
 from equilibrate.report.tables import Table
 
-CLAIM = JudgedClaim(
-    id="meet-mlp",
-    figure="1a",
-    task="mlp",
+CLAIM = judged_claim(
     statement="The sides <meet>.",
-    measured=0.0123,
-    margin=0.0021,
     bound="|L/R − 1| < 0.05 at the end, at the learning rate where it is largest",
     why="A line's width & no more.",
-    verdict="holds",
-    remark="",
-    ours=False,
 )
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 3"><rect width="4" height="3"/></svg>'
 

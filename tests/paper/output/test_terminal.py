@@ -3,22 +3,15 @@
 import io
 
 from rich.console import Console
+from support.judged import judged_claim
 
 from equilibrate.paper.output import terminal
-from equilibrate.report.claims import ClaimGroup, JudgedClaim
+from equilibrate.report.claims import ClaimGroup
 
-CLAIM = JudgedClaim(
-    id="meet-mlp",
-    figure="1a",
-    task="mlp",
+CLAIM = judged_claim(
     statement="The sides [meet].",
-    measured=0.0123,
-    margin=0.0021,
     bound="|L/R − 1| < 0.05 [at the end]",
-    why="The width of a line.",
-    verdict="holds",
     remark="2 of 4 [seeds]",
-    ours=False,
 )
 
 

@@ -49,7 +49,7 @@ def draw(panel: str, results: Results) -> Figure:
         The figure.
 
     Raises:
-        ValueError: If there is no such panel.
+        ValueError: If the panel is unknown.
     """
     if panel not in PANELS:
         raise ValueError(f"panel={panel!r} is unknown; choose from {', '.join(PANELS)}")

@@ -79,7 +79,8 @@ class Ranks:
         Returns:
             Its result, on every rank.
         """
-        return self.together(action if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
+        chosen: Callable[[], Any] = action if self.rank == 0 else lambda: None
+        return self.together(chosen)[0]
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def save(folder: Path | str, timing: Timing) -> None:
 
 
 def load(folder: Path | str) -> dict[str, Timing]:
-    """Return the timings in folder/timings.jsonl by run, empty if there is no such file.
+    """Return the timings in folder/timings.jsonl by run, empty without the file.
 
     >>> load("/no/such/folder")
     {}
