@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equilibrate._engine.clock import Clock
 from equilibrate._engine.hooks import attach, is_idle, unwrap
 from equilibrate._engine.parameters import (
     NamedParameters,
@@ -23,6 +24,7 @@ from equilibrate._engine.parameters import (
 )
 from equilibrate._engine.probe import Probe
 from equilibrate._engine.sharding import Layout, local
+from equilibrate._engine.skips import Skips
 from equilibrate._engine.updates import learning_rate
 from equilibrate.readings import Reading
 
@@ -92,17 +94,18 @@ class Monitor:
         self._probes: list[Probe] = []
         self._sizes: list[int] = []
         self._lrs: list[float | Tensor] = []
-        self._step = 0
-        self._since_reset = 0
+        self._clock = Clock()
+        self._start = 0
+        """The clock at the last reset."""
         self._explicit = False
-        self._idle = False
+        self._idle = self._measured = self._calm = False
+        self._watched: list[tuple[int, Callable[[Any], Hashable], Hashable]] = []
+        """For each group how many parameters it has, and what a function of it must be."""
         if self._names is not None:
             check_names(self._optimizer, self._names)
         self._lay_out()
         self._checked = 0, self._norm()
-        self._detach = attach(
-            self, self._optimizer, Monitor._before, Monitor._after, Monitor._hooked
-        )
+        self._detach = attach(self, self._optimizer, Monitor._on_before, Monitor._on_after)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -112,7 +115,7 @@ class Monitor:
     @property
     def step(self) -> int:
         """Optimizer steps seen, whether measured or not."""
-        return self._step
+        return self._clock.steps
 
     def reading(self) -> Reading:
         """Return FDR1 for the whole model.
@@ -166,7 +169,8 @@ class Monitor:
 
     def reset(self) -> None:
         """Restart the averaging window. The step counter keeps running."""
-        self._since_reset = 0
+        self._start = self._clock.steps
+        self._calm = False
         for probe in self._probes:
             probe.restart()
 
@@ -213,8 +217,8 @@ class Monitor:
         sums = [probe.state_sums() for probe in self._probes]
         totals = iter(self._layout.total([part for parts in sums for part in parts]))
         return {
-            "step": self._step,
-            "since_reset": self._since_reset,
+            "step": self.step,
+            "since_reset": self.step - self._start,
             "every": self.every,
             "lrs": [float(lr) for lr in self._lrs],
             "fingerprint": self._fingerprint(),
@@ -249,16 +253,16 @@ class Monitor:
                 "state_dict was saved with the parameters on other devices: it holds sums for "
                 f"{saved} tensors on each, this monitor has {present}; move the model first"
             )
-        self._step = state_dict["step"]
-        self._since_reset = state_dict["since_reset"]
+        self._clock.set(state_dict["step"])
+        self._start = self.step - state_dict["since_reset"]
         self._lrs = list(state_dict["lrs"])
         for probe, state in zip(self._probes, state_dict["probes"], strict=True):
             probe.load_state_dict(state)
-        self._checked = self._step, self._norm()
+        self._checked = self.step, self._norm()
 
     def __repr__(self) -> str:
         kind = type(self._optimizer).__name__
-        return f"Monitor({kind}, every={self.every}, step={self._step})"
+        return f"Monitor({kind}, every={self.every}, step={self.step})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs; hooks are not copied with an optimizer.
@@ -286,20 +290,40 @@ class Monitor:
 
     # Hooks ------------------------------------------------------------------------------------
 
-    def _hooked(self) -> bool:
-        """Return whether a hook is to do its work: not inside a capture or an explicit block."""
-        if self._explicit:
-            return False
-        return not (self._on_gpu and torch.cuda.is_current_stream_capturing())
+    def _on_before(self) -> None:
+        """Run as a hook, which counts nothing inside a capture or an explicit block."""
+        if not self._explicit and not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
+            self._before()
+
+    def _on_after(self) -> None:
+        if not self._explicit and not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
+            self._after()
 
     def _before(self) -> None:
+        upcoming = self._clock.steps + 1 - self._start
+        self._measured = upcoming == 1 or upcoming % self.every == 0
+        if self._measured or not self._calm or self._has_changed():
+            self._prepare()
+
+    def _has_changed(self) -> bool:
+        """Return whether a setting has changed, or a parameter was added: cheap, for each step."""
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._watched):
+            return True
+        for group, (size, settings, key) in zip(groups, self._watched, strict=True):
+            if len(group["params"]) != size or settings(group) != key:
+                return True
+        return False
+
+    def _prepare(self) -> None:
+        """Do what a step asks for that is measured, or before which something may have changed."""
+        self._calm = False
         if self._sizes != [len(group["params"]) for group in self._optimizer.param_groups]:
             self._lay_out()
+            self._measured = True
         self._idle = is_idle(self._optimizer)
         if self._idle:
             return
-        upcoming = self._since_reset + 1
-        self._measured = upcoming == 1 or upcoming % self.every == 0
         if self._measured and not self._up_to_date():
             self._lay_out()  # the window begins at this step, which is measured anyway
         for probe in self._probes:
@@ -307,22 +331,26 @@ class Monitor:
 
     def _after(self) -> None:
         if self._idle:
-            for probe in self._probes:
-                probe.after_idle()
+            self._clock.calls += 1
+            return
+        self._clock.tick()
+        if self._calm and not hasattr(self._optimizer, "found_inf"):
             return
         for probe in self._probes:
             probe.after(measured=self._measured)
         if self._measured:
             self._lrs = [learning_rate(group) for group in self._optimizer.param_groups]
-        self._step += 1
-        self._since_reset += 1
+        if not self._calm:
+            self._calm = all(probe.is_calm() for probe in self._probes)
+            for probe in self._probes:
+                self._watched[probe.group] = probe.watched()
 
     # Layout -----------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
         """Create a probe for each group, device and dtype; windows restart."""
         check_parameters(self._optimizer)
-        skipped = self._probes[0].skips if self._probes else None
+        skipped = self._probes[0].skips.total if self._probes else None
         groups = self._optimizer.param_groups
         self._layout = Layout([p for group in groups for p in group["params"]], self._process_group)
         buckets: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
@@ -335,6 +363,7 @@ class Monitor:
                 group,
                 params,
                 self._layout,
+                self._clock,
                 each=self._has_names(),
                 thinned=self.every > 1,
             )
@@ -342,9 +371,11 @@ class Monitor:
         ]
         if skipped is not None:
             for probe in self._probes:
-                probe.continue_skips(skipped)
-        self._since_reset = 0
+                probe.skips = Skips(probe.device, skipped)
+        self._start = self._clock.steps
+        self._calm = False
         self._sizes = [len(group["params"]) for group in groups]
+        self._watched = [(size, lambda group: None, None) for size in self._sizes]
         self._held = self._places()
         self._on_gpu = any(probe.device.type == "cuda" for probe in self._probes)
 
@@ -407,8 +438,8 @@ class Monitor:
     def _reading(self, count: float, left: float, right: float, lr: float) -> Reading:
         if not count:
             left = right = math.nan
-        skipped = self._probes[0].skipped() if self._probes else 0
-        return Reading(self._step - skipped, round(count), left, right, lr)
+        skipped = int(self._probes[0].skips) if self._probes else 0
+        return Reading(self.step - skipped, round(count), left, right, lr)
 
     def _lr(self, group: int) -> float:
         if self._optimizer.param_groups[group].get("lr") is None or group >= len(self._lrs):
@@ -425,9 +456,9 @@ class Monitor:
         """Warn if parameters have changed although no step was seen, or between two steps."""
         seen, norm = self._checked
         now = self._norm()
-        self._checked = self._step, now
+        self._checked = self.step, now
         watching = self._detach.alive
-        if watching and seen == self._step and math.isfinite(norm) and now != norm:
+        if watching and seen == self.step and math.isfinite(norm) and now != norm:
             warnings.warn(
                 "the parameters have changed since the last reading, but no optimizer step was "
                 "seen. Hooks do not run when a step is replayed from a CUDA graph or compiled: "

@@ -7,6 +7,8 @@ from operator import attrgetter
 
 from torch import Tensor
 
+from equilibrate._engine.clock import Clock
+
 _version = attrgetter("_version")
 
 
@@ -18,15 +20,19 @@ class EditWatch:
     step of the optimizer increases them; over the steps in between they must have grown by that
     much for each. Only after a first difference are they read around every step, since
     it may also come from an optimizer whose steps are not all alike.
+
+    Args:
+        clock: Counts the steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.every_step = False
         """Whether the counters must be read around every step."""
         self._before = 0
         self._after: int | None = None
         self._growth = 0
-        self._unchecked = 0
+        self._calls = 0
 
     @property
     def is_lost(self) -> bool:
@@ -38,7 +44,8 @@ class EditWatch:
         self._before = sum(map(_version, params))
         if self._after is None:
             return False
-        edited = self._before != self._after + self._unchecked * self._growth
+        unchecked = self._clock.calls - self._calls
+        edited = self._before != self._after + unchecked * self._growth
         self.every_step |= edited
         return edited
 
@@ -46,11 +53,7 @@ class EditWatch:
         """Note a step before which `is_edited` was called."""
         self._after = sum(map(_version, params))
         self._growth = self._after - self._before
-        self._unchecked = 0
-
-    def pass_over(self) -> None:
-        """Note a step before which `is_edited` was not called."""
-        self._unchecked += 1
+        self._calls = self._clock.calls
 
     def forget(self) -> None:
         """Take the parameters as they are, for example after loading a state."""

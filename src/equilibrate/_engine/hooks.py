@@ -35,7 +35,6 @@ def attach(
     optimizer: Optimizer,
     before: Callable[[T], None],
     after: Callable[[T], None],
-    is_active: Callable[[T], bool],
 ) -> weakref.finalize[..., T]:
     """Call `before` and `after` around each step of the optimizer, as long as the owner lives.
 
@@ -46,15 +45,14 @@ def attach(
         before: Called before a step.
         after: Called after a step, before any other hook of the optimizer: another one may clear
             gradients or edit parameters.
-        is_active: Whether the functions are to be called now.
 
     Returns:
         A function that removes the hooks.
     """
     nests, reference = _may_call_its_parents_step(type(optimizer)), weakref.ref(owner)
     handles = [
-        optimizer.register_step_pre_hook(_hook(reference, before, is_active, nests)),
-        optimizer.register_step_post_hook(_hook(reference, after, is_active, nests)),
+        optimizer.register_step_pre_hook(_hook(reference, before, nests)),
+        optimizer.register_step_post_hook(_hook(reference, after, nests)),
     ]
     hooks = getattr(optimizer, "_optimizer_step_post_hooks", None)
     if hooks is not None and handles[1].id in hooks:
@@ -80,16 +78,13 @@ def is_idle(optimizer: Optimizer) -> bool:
 def _hook(
     reference: weakref.ref[T],
     method: Callable[[T], None],
-    is_active: Callable[[T], bool],
     nests: bool,
 ) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():  # before anything that a compiler cannot trace
             return
         owner = reference()
-        if owner is None or not is_active(owner):
-            return
-        if nests and _is_inside_another(optimizer, sys._getframe(1)):
+        if owner is None or (nests and _is_inside_another(optimizer, sys._getframe(1))):
             return
         method(owner)
 

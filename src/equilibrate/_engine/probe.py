@@ -12,7 +12,7 @@ single step the same number follows from θ′·d and d² alone, without a diffe
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equilibrate._engine.coefficients import (
-    host_to,
-    over_an_interval,
-    over_one_step,
-)
+from equilibrate._engine.buffers import MomentumBuffers
+from equilibrate._engine.clock import Clock
+from equilibrate._engine.coefficients import host_to, over_an_interval, over_one_step
 from equilibrate._engine.edits import EditWatch
 from equilibrate._engine.rows import Entry, make_rows
 from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
+from equilibrate._engine.skips import Skips, on_device
 from equilibrate._engine.sums import ALONG, NORM, choose
 from equilibrate._engine.updates import Group, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
@@ -47,6 +46,7 @@ class Probe:
         group: Index of their parameter group.
         params: The parameters.
         layout: How the parameters of the optimizer are distributed over processes.
+        clock: Counts the steps.
         each: Whether to keep the sums of each parameter instead of their total.
         thinned: Whether some steps are not measured. Norms are measured only then.
     """
@@ -57,6 +57,7 @@ class Probe:
         group: int,
         params: Sequence[Tensor],
         layout: Layout,
+        clock: Clock,
         *,
         each: bool,
         thinned: bool,
@@ -65,6 +66,7 @@ class Probe:
         self.group = group
         self.params = list(params)
         self.layout = layout
+        self._clock = clock
         self.each = each
         self._thinned = thinned
         self._distributed = any(as_dtensor(p) is not None for p in self.params)
@@ -82,8 +84,8 @@ class Probe:
         self._entries: list[Entry] = []
         self._update: Update | None = None
         self._key: Any = _UNKNOWN
-        self._open: int | None = None
-        """Steps since the open interval began; None if there is none."""
+        self._opened: int | None = None
+        """The clock when the open interval began; None if there is none."""
         self._begun: Update | None = None
         """The update with which the open interval began."""
         self._measured: Update | None = None
@@ -91,10 +93,12 @@ class Probe:
         self._fresh = False
         """Whether that step creates the momentum buffers."""
         self._settings = settings_getter(optimizer, optimizer.param_groups[group])
-        self._edits = EditWatch()
+        self._edits = EditWatch(clock)
         self._checked = False
         """Whether the parameters were checked for edits before the step."""
-        self._states: tuple[Any, list[dict[str, Any]]] | None = None
+        self._buffers = MomentumBuffers(optimizer, self.params)
+        self.skips = Skips(device)
+        """Counts the steps that gradient scaling has skipped."""
         self._addresses: list[int] | None = None
         """Where the parameters were at the last measurement; None if not known."""
         self._unstarted = len(self.params)
@@ -103,16 +107,21 @@ class Probe:
         """Whether `_prove` has still to be called in this window."""
         self._hidden_edit: Tensor | None = None
         """Whether `_prove` has found that parameters were edited unnoticed."""
-        self._skipped: Tensor | None = None
-        """How many steps gradient scaling has skipped."""
-        self._skips_settled: Tensor | None = None
+
+    def is_calm(self) -> bool:
+        """Return whether an unmeasured step only needs to be counted if the settings stay equal."""
+        return not self._must_check()
+
+    def watched(self) -> tuple[int, Callable[[Group], Hashable], Hashable]:
+        """Return the size of the group, a function of it, and the value at which it stays calm."""
+        size = len(self._optimizer.param_groups[self.group]["params"])
+        return size, self._settings, self._key
 
     def before(self, *, measured: bool) -> None:
         """Prepare for a step: notice changed settings and parameters, and copy what is needed."""
         group = self._optimizer.param_groups[self.group]
         key = self._settings(group)
-        changed = key != self._key
-        self._checked = measured or changed or self._must_check()
+        self._checked = measured or key != self._key or self._must_check()
         if self._checked:
             with _NO_GRAD:
                 self._prepare(group, key, measured=measured)
@@ -132,7 +141,7 @@ class Probe:
             self._change(update_of(self._optimizer, group, self._dtype))
         assert self._update is not None
         if self._update.dampening and self._unstarted:
-            self._unstarted = self._count_unstarted()
+            self._unstarted = self._buffers.count_missing()
         if self._unproven and self._open == 0:
             self._prove()
         if measured:
@@ -143,22 +152,16 @@ class Probe:
                 self._sums.save(self._local(self.params))
 
     def after(self, *, measured: bool) -> None:
-        """Note a step, and measure it if asked to."""
+        """Note a step that the clock has counted, and measure it if asked to."""
         if self._checked or hasattr(self._optimizer, "found_inf"):
             with _NO_GRAD:
                 self._finish(measured=measured)
-            return
-        if self._open is not None:
-            self._open += 1
-        self._edits.pass_over()
 
     def _finish(self, *, measured: bool) -> None:
         """Do what `after` does for a step that is checked or may have been skipped."""
         found = getattr(self._optimizer, "found_inf", None)
         if found is not None:  # a fused step that gradient scaling may have skipped
-            self._count_skip(found)
-        if self._open is not None:
-            self._open += 1
+            self.skips.count(found)
         if self._open is not None and self._some_started(measured=measured):
             assert self._update is not None
             self._begin(self._update)
@@ -166,14 +169,8 @@ class Probe:
             self._measure(found)
         if self._checked:
             self._edits.step(self._counted())
-        else:
-            self._edits.pass_over()
         if measured:
             self._addresses = self._current_addresses()
-
-    def after_idle(self) -> None:
-        """Note a step that has not changed anything but version counters."""
-        self._edits.pass_over()
 
     def restart(self) -> None:
         """Begin a new window at the next step."""
@@ -189,9 +186,9 @@ class Probe:
         entries = self._entries
         share = self._share().squeeze(1) if self.layout.processes > 1 else None
         ring = self._ring[: len(entries) + 1]
-        rows = make_rows(ring, entries, share, self._skips_settled, each=self.each)
+        rows = make_rows(ring, entries, share, self.skips.settled, each=self.each)
         if entries[-1].skips is not None:
-            self._skips_settled = entries[-1].skips[1]
+            self.skips.settled = entries[-1].skips[1]
         first = 0
         for i, entry in enumerate([*self._entries, None]):
             if entry is None or not entry.steps:  # a measurement that only begins an interval
@@ -204,7 +201,7 @@ class Probe:
     def sums(self) -> Tensor:
         """Return this process's sums over the window, for `Layout.total`."""
         self.settle()
-        counted = -2 if self._skipped is not None else None
+        counted = -2 if self.skips.total is not None else None
         return self.window.rows(counted=counted, sampled=-1).sum(0)
 
     def means(self, total: Tensor) -> Tensor:
@@ -219,24 +216,10 @@ class Probe:
         right = right / sampled
         return torch.cat([right + difference / steps, right, steps[None]])
 
-    def skipped(self) -> int:
-        """Return how many steps gradient scaling has skipped."""
-        return 0 if self._skipped is None else int(self._skipped)
-
     def had_hidden_edit(self) -> bool:
         """Return whether parameters were edited unnoticed since the last call."""
         found, self._hidden_edit = self._hidden_edit, None
         return found is not None and bool(found)
-
-    @property
-    def skips(self) -> Tensor | None:
-        """How many steps gradient scaling has skipped, on the device; None if it is not used."""
-        return self._skipped
-
-    def continue_skips(self, skipped: Tensor) -> None:
-        """Count skipped steps from a number on, that of the probes before a change of layout."""
-        self._skipped = skipped.to(self._ring.device, copy=True, non_blocking=True)
-        self._skips_settled = self._skipped.clone()
 
     def norm(self) -> float:
         """Return |θ|² of this process's part, which waits for the device."""
@@ -266,7 +249,7 @@ class Probe:
             "open": self._open if is_open else -1,
             "settings": _to_tensor([self._begun, self._update]),
             "edited": self._edits.every_step,
-            "skipped": self.skipped(),
+            "skipped": int(self.skips),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -285,9 +268,16 @@ class Probe:
         self._edits.every_step = state["edited"]
         self._addresses = None
         self._unproven = False  # sums of another number of processes cannot be compared
-        self._skipped = self._skips_settled = None
-        if state["skipped"]:
-            self.continue_skips(torch.tensor(float(state["skipped"]), dtype=torch.float64))
+        self.skips = Skips(self.device, state["skipped"])
+
+    @property
+    def _open(self) -> int | None:
+        """Steps since the open interval began; None if there is none."""
+        return None if self._opened is None else self._clock.steps - self._opened
+
+    @_open.setter
+    def _open(self, steps: int | None) -> None:
+        self._opened = None if steps is None else self._clock.steps - steps
 
     # Measuring --------------------------------------------------------------------------------
 
@@ -310,7 +300,7 @@ class Probe:
         assert self._update is not None
         self._write(self._update)
         coefficients = over_an_interval(self._update, self._begun)
-        self._note(Entry(self._open or 0, False, coefficients, None, self._skips(None)))
+        self._note(Entry(self._open or 0, False, coefficients, None, self.skips.note(None)))
         self._open = 0
 
     def _restore_tensor(self, lr: Tensor) -> None:
@@ -347,9 +337,9 @@ class Probe:
             self._write(update)
         else:
             self._slot().zero_()  # a step by itself needs nothing else
-        self._note(Entry(0, False, (0.0,) * 5, None, self._skips(None)))
+        self._note(Entry(0, False, (0.0,) * 5, None, self.skips.note(None)))
         self._open, self._begun = 0, update
-        self._fresh = update.momentum > 0 and all(b is None for b in self._buffers())
+        self._fresh = update.momentum > 0 and all(b is None for b in self._buffers.tensors())
 
     def _measure(self, found: Tensor | None) -> None:
         """Measure the step that has just been made."""
@@ -362,15 +352,15 @@ class Probe:
         if self._thinned:
             self._sums.free()
         if found is not None and update.source != "buffer":
-            slot[:, ALONG:].masked_fill_(_on(found, slot) > 0, 0.0)  # an infinite gradient
+            slot[:, ALONG:].masked_fill_(on_device(found, slot) > 0, 0.0)  # an infinite gradient
         if self._open == 1:
             coefficients = over_one_step(update, fresh=self._fresh)
             if found is not None:  # a step that was skipped counts nothing
-                kept = (_on(found, slot) == 0).double()
+                kept = (on_device(found, slot) == 0).double()
                 coefficients = tuple(c * kept for c in coefficients)
         else:
             coefficients = over_an_interval(update, begun)
-        self._note(Entry(self._open, True, coefficients, moving, self._skips(found)))
+        self._note(Entry(self._open, True, coefficients, moving, self.skips.note(found)))
         self._open, self._begun, self._fresh = 0, update, False
 
     def _write(self, update: Update, *, moved: bool = False) -> None:
@@ -385,7 +375,7 @@ class Probe:
             update,
             params,
             self._local_like([p.grad for p in self.params]) if update.gradient else (),
-            self._local_like(self._buffers()) if update.buffer else (),
+            self._local_like(self._buffers.tensors()) if update.buffer else (),
             self._slot(),
             norm=self._thinned,
         )
@@ -405,23 +395,6 @@ class Probe:
         moving = [p.grad is not None for p in self.params]
         return None if all(moving) else host_to(self._ring, [float(m) for m in moving])
 
-    def _buffers(self) -> list[Tensor | None]:
-        # Looking a tensor up in the state takes long, so its entries are kept.
-        state = self._optimizer.state
-        if self._states is None or not self._is_current(state, *self._states):
-            if any(p not in state for p in self.params):
-                return [state.get(p, {}).get("momentum_buffer") for p in self.params]
-            self._states = state, [state[p] for p in self.params]
-        return [entry.get("momentum_buffer") for entry in self._states[1]]
-
-    def _is_current(self, state: Any, known: Any, entries: list[dict[str, Any]]) -> bool:
-        """Return whether the kept entries are still those of the state."""
-        ends = (self.params[0], entries[0]), (self.params[-1], entries[-1])
-        return state is known and all(state.get(p) is entry for p, entry in ends)
-
-    def _count_unstarted(self) -> int:
-        return sum(buffer is None for buffer in self._buffers())
-
     def _some_started(self, *, measured: bool) -> bool:
         """Return whether the step created some of the buffers, but not all of them at once.
 
@@ -431,7 +404,7 @@ class Probe:
         if not (self._update.dampening and self._unstarted):
             return False
         alone = measured and self._open == 1 and self._fresh
-        return not alone and self._count_unstarted() != self._unstarted
+        return not alone and self._buffers.count_missing() != self._unstarted
 
     def _must_check(self) -> bool:
         """Return whether to look at the parameters before a step that is not measured."""
@@ -476,19 +449,6 @@ class Probe:
         """Return a factor for each parameter, with which the total counts it once."""
         return self._shards[:, None] / self.layout.processes
 
-    # Gradient scaling -------------------------------------------------------------------------
-
-    def _count_skip(self, found: Tensor) -> None:
-        if self._skipped is None:
-            self._skipped = torch.zeros((), dtype=torch.float64, device=self._ring.device)
-        self._skipped += _on(found, self._skipped) > 0
-
-    def _skips(self, found: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        if self._skipped is None:
-            return None
-        last = torch.zeros_like(self._skipped) if found is None else _on(found, self._skipped) > 0
-        return last.double(), self._skipped.clone()
-
 
 def _to_tensor(updates: Sequence[Update | None]) -> Tensor:
     """Return the settings that an interval depends on, in a shape that is always the same."""
@@ -504,7 +464,3 @@ def _from_tensor(settings: Tensor) -> list[Update]:
         else Update("difference", lr)
         for lr, momentum, dampening in settings.tolist()
     ]
-
-
-def _on(found: Tensor, like: Tensor) -> Tensor:
-    return found.detach().reshape(()).to(like.device, non_blocking=True)
