@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import is_
 from typing import Any
 
 import torch
@@ -376,17 +377,17 @@ class Monitor:
         self._calm = False
         self._sizes = [len(group["params"]) for group in groups]
         self._watched = [(size, lambda group: None, None) for size in self._sizes]
-        self._held = self._places()
+        self._held = [p for group in groups for p in group["params"]]
         self._on_gpu = any(probe.device.type == "cuda" for probe in self._probes)
 
-    def _places(self) -> list[Any]:
-        """Return which parameters the optimizer holds, and where each bucket of them lies."""
-        groups = self._optimizer.param_groups
-        held: list[Any] = [list(map(id, group["params"])) for group in groups]
-        return held + [local(probe.params[0]).device for probe in self._probes]
-
     def _up_to_date(self) -> bool:
-        return self._places() == self._held
+        """Return whether the optimizer holds the same parameters, and they are where they were."""
+        now = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return (
+            len(now) == len(self._held)
+            and all(map(is_, now, self._held))
+            and all(local(probe.params[0]).device == probe.device for probe in self._probes)
+        )
 
     def _update_layout(self) -> None:
         sizes = [len(group["params"]) for group in self._optimizer.param_groups]

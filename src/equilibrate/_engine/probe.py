@@ -80,6 +80,7 @@ class Probe:
         self._ring = torch.zeros(
             _BLOCK + 1, len(self.params), 3, dtype=torch.float64, device=device
         )
+        self._slots = self._ring.unbind(0)  # indexing at each measurement would take longer
         self._shards = host_to(self._ring, [float(layout.shards(p)) for p in self.params])
         self._entries: list[Entry] = []
         self._update: Update | None = None
@@ -347,8 +348,8 @@ class Probe:
         assert update is not None
         assert begun is not None
         assert self._open is not None
-        moving, slot = self._moving(update), self._slot()
-        self._write(update, moved=True)
+        slot = self._slot()
+        moving = self._write(update, moved=True)
         if self._thinned:
             self._sums.free()
         if found is not None and update.source != "buffer":
@@ -363,37 +364,40 @@ class Probe:
         self._note(Entry(self._open, True, coefficients, moving, self.skips.note(found)))
         self._open, self._begun, self._fresh = 0, update, False
 
-    def _write(self, update: Update, *, moved: bool = False) -> None:
+    def _write(self, update: Update, *, moved: bool = False) -> Tensor | None:
         """Write N, θ′·d and d² into the next row of the ring.
 
         Before a step, when `moved` is false, only θ·b has a meaning beside N.
+
+        Returns:
+            Which tensors the step has moved, 1 or 0 for each; None if it has moved all of them.
         """
         params = self._local(self.params)
         if not moved and update.source != "buffer":
             update = Update("difference", 0.0)  # N alone
+        moves = None
+        gradients: Sequence[Tensor | None] = ()
+        if update.source != "difference":
+            gradients = [p.grad for p in self.params]
+            if moved and any(g is None for g in gradients):  # SGD leaves such tensors alone
+                moves = host_to(self._ring, [float(g is not None) for g in gradients])
         self._sums.measure(
             update,
             params,
-            self._local_like([p.grad for p in self.params]) if update.gradient else (),
+            self._local_like(gradients) if update.gradient else (),
             self._local_like(self._buffers.tensors()) if update.buffer else (),
             self._slot(),
             norm=self._thinned,
         )
+        return moves
 
     def _slot(self) -> Tensor:
-        return self._ring[len(self._entries) + 1]
+        return self._slots[len(self._entries) + 1]
 
     def _note(self, entry: Entry) -> None:
         self._entries.append(entry)
         if len(self._entries) == _BLOCK:
             self.settle()
-
-    def _moving(self, update: Update) -> Tensor | None:
-        """Return which tensors the step has moved: SGD leaves those without a gradient alone."""
-        if update.source == "difference":
-            return None
-        moving = [p.grad is not None for p in self.params]
-        return None if all(moving) else host_to(self._ring, [float(m) for m in moving])
 
     def _some_started(self, *, measured: bool) -> bool:
         """Return whether the step created some of the buffers, but not all of them at once.

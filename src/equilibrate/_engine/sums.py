@@ -95,12 +95,13 @@ class TorchSums:
         norm: bool,
     ) -> None:
         """Write the sums of each parameter into `out`; see `Sums.measure`."""
+        norms = _norms(params) if norm else None
         if update.source == "difference":
             self._measure_difference(params, out)
         else:
-            _measure_update(update, params, gradients, buffers, out)
-        if norm:
-            out[:, NORM] = _norms(params)
+            _measure_update(update, params, gradients, buffers, norms, out)
+        if norms is not None:
+            out[:, NORM] = norms
 
     def free(self) -> None:
         """Release the copy of the parameters."""
@@ -114,7 +115,7 @@ class TorchSums:
         before = [c.float() for c in self._copies] if half else self._copies
         after = [p.float() if half else p for p in params]
         torch._foreach_sub_(before, after)
-        _write(products(after, before), _along_alone(1.0), out)
+        _write(products(after, before), ((1.0, 0.0), (0.0, 1.0)), out)
 
 
 def _measure_update(
@@ -122,28 +123,43 @@ def _measure_update(
     params: Sequence[Tensor],
     gradients: Optionals,
     buffers: Optionals,
+    norms: Tensor | None,
     out: Tensor,
 ) -> None:
     """Write θ′·d and d² of an update that is computed from gradients, buffers or both."""
     wanted = [gradients] * bool(update.gradient) + [buffers] * bool(update.buffer)
     # `None in vectors` would compare tensors with None, which is slower than all the rest.
     complete = [all(z is not None for z in vectors) for vectors in zip(*wanted, strict=True)]
+    if all(complete):
+        _write_update(update, params, [list(map(_dense, each)) for each in wanted], norms, out)
+        return
+    out.zero_()
     rows = [i for i, found in enumerate(complete) if found]
-    target = out
-    if len(rows) < len(params):
-        out.zero_()
-        if not rows:
-            return
-        params = [params[i] for i in rows]
+    if rows:
+        vectors = [[_dense(each[i]) for i in rows] for each in wanted]
         target = out.new_empty(len(rows), 3)
-    vectors = [[_dense(each[i]) for i in rows] for each in wanted]
-    if len(vectors) == 1 and not update.parameters:
-        coefficients = _along_alone(update.gradient or update.buffer)
-        _write(products(params, vectors[0]), coefficients, target)
-    else:
-        _write(gram(params, *vectors), _coefficients(update), target)
-    if target is not out:
+        known = None if norms is None else norms[rows]
+        _write_update(update, [params[i] for i in rows], vectors, known, target)
         out[rows] = target
+
+
+def _write_update(
+    update: Update,
+    params: Sequence[Tensor],
+    vectors: Sequence[Sequence[Tensor]],
+    norms: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Write θ′·d and d², with N given or not, for lists of tensors without a gap."""
+    beta = update.parameters
+    if len(vectors) == 1 and not (beta and norms is None):
+        # d = αz + βθ′: θ′·d = α θ′·z + βN and d² = α² z² + 2αβ θ′·z + β²N
+        alpha = update.gradient or update.buffer
+        _write(products(params, vectors[0]), ((alpha, 2 * alpha * beta), (0.0, alpha**2)), out)
+        if beta and norms is not None:
+            out.addr_(norms, _matrix(((beta, beta**2),), out.device)[0])
+    else:
+        _write(gram(params, *vectors), _coefficients(update), out)
 
 
 def _write(sums: Tensor, coefficients: _Coefficients, out: Tensor) -> None:
@@ -156,11 +172,6 @@ def _write(sums: Tensor, coefficients: _Coefficients, out: Tensor) -> None:
 def _matrix(coefficients: _Coefficients, device: torch.device) -> Tensor:
     """Return the coefficients of θ′·d and d² as a matrix, with a column of zeros for N."""
     return send([(0.0, *pair) for pair in coefficients], torch.float64, device)
-
-
-def _along_alone(factor: float) -> _Coefficients:
-    """Return the coefficients of θ′·z and z² for d = factor · z."""
-    return (factor, 0.0), (0.0, factor**2)
 
 
 def _coefficients(update: Update) -> _Coefficients:

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from equilibrate._engine.launcher import Launcher
 from equilibrate._engine.sums import Optionals, send
 from equilibrate._engine.updates import Update
 
@@ -30,26 +32,26 @@ _PROGRAMS = 2048
 @triton.jit
 def chunk_sums_kernel(
     addresses, tensor_of, start_of, size_of, parts, alpha, beta, gamma,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     P: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
 ):  # fmt: skip
     """Sum θ′², θ′·d and d² over one chunk of one tensor, with d = αx + βθ′ + γy in float64.
 
-    `addresses` holds those of θ′, x and y for each tensor. X and Y are their types, or None for
-    a tensor that is not used. Where one that is used has the address 0, d is zero.
+    `addresses` holds those of all θ′, then of all x, then of all y. X and Y are their types, or
+    None for a tensor that is not used. Where one that is used has the address 0, d is zero.
     """
     chunk = tl.program_id(0)
     t = tl.load(tensor_of + chunk)
     start = tl.load(start_of + chunk)
     size = tl.load(size_of + t)
-    p = tl.load(addresses + 3 * t).to(tl.pointer_type(P))
+    p = tl.load(addresses + t).to(tl.pointer_type(P))
     moved = size  # elements that the step moved
     if X is not None:
-        x_address = tl.load(addresses + 3 * t + 1)
+        x_address = tl.load(addresses + COUNT + t)
         moved = tl.where(x_address != 0, moved, 0)
         x = x_address.to(tl.pointer_type(X))
     if Y is not None:
-        y_address = tl.load(addresses + 3 * t + 2)
+        y_address = tl.load(addresses + 2 * COUNT + t)
         moved = tl.where(y_address != 0, moved, 0)
         y = y_address.to(tl.pointer_type(Y))
     norm = tl.zeros((BLOCK,), tl.float64)
@@ -83,7 +85,7 @@ def copy_kernel(
     start = tl.load(start_of + chunk)
     size = tl.load(size_of + t)
     offset = tl.load(offset_of + t)
-    p = tl.load(addresses + 3 * t).to(tl.pointer_type(P))
+    p = tl.load(addresses + t).to(tl.pointer_type(P))
     for k in range(0, CHUNK, BLOCK):
         at = start + k + tl.arange(0, BLOCK)
         tl.store(flat + offset + at, tl.load(p + at, at < size), at < size)
@@ -115,14 +117,17 @@ class TritonSums:
         offsets = [sum(sizes[:t]) for t in range(len(sizes))]
         self._offsets = [offset * params[0].element_size() for offset in offsets]
         self._total, self._dtype = total, params[0].dtype
-        self._contiguous = all(p.is_contiguous() for p in params)
+        self._strides = list(map(_stride, params))
         self._offset_of = self._upload(offsets, torch.int64)
         adding = torch.zeros(len(sizes), len(chunks), dtype=torch.float64)
         adding[tensor_of, range(len(chunks))] = 1.0
         self._adding = adding.to(self._device)
         self._parts = torch.zeros(len(chunks), 3, dtype=torch.float64, device=self._device)
-        self._sent: list[int] = []
-        self._table: Tensor | None = None
+        self._sent: tuple[list[int], ...] = ()
+        self._table = self._upload([0] * 3 * len(sizes), torch.int64)
+        self._nothing = [0] * len(sizes)
+        self._sums = Launcher(chunk_sums_kernel, len(chunks), self._device)
+        self._copies = Launcher(copy_kernel, len(chunks), self._device)
         self._copy: Tensor | None = None
 
     def save(self, params: Sequence[Tensor]) -> None:
@@ -130,11 +135,10 @@ class TritonSums:
         if self._copy is None:
             self._copy = torch.empty(self._total, dtype=self._dtype, device=self._device)
         if len(self._parts):
-            zeros = [0] * len(params)
-            copy_kernel[(len(self._parts),)](
-                self._point(params, zeros, zeros), self._tensor_of, self._start_of, self._size_of,
-                self._offset_of, self._copy,
-                CHUNK=self._chunk, BLOCK=self._block, P=self._type,
+            self._point(params, self._nothing, self._nothing)
+            self._copies(
+                self._table, self._tensor_of, self._start_of, self._size_of,
+                self._offset_of, self._copy, self._chunk, self._block, self._type,
             )  # fmt: skip
 
     def measure(
@@ -151,7 +155,7 @@ class TritonSums:
         if not len(self._parts):
             out.zero_()
             return
-        xs = ys = [0] * len(params)
+        xs = ys = self._nothing
         alpha, beta, x_type, y_type = update.gradient, update.parameters, None, None
         used: list[Tensor | None] = []  # kept until the launch: only addresses are passed on
         if update.source == "difference" and self._copy is not None:
@@ -164,11 +168,12 @@ class TritonSums:
         if update.buffer:
             used += (found := self._laid_out(params, buffers))
             ys, y_type = _addresses(found), self._type
+        self._point(params, xs, ys)
         direct = self._direct and out.is_contiguous()
-        chunk_sums_kernel[(len(self._parts),)](
-            self._point(params, xs, ys), self._tensor_of, self._start_of, self._size_of,
+        self._sums(
+            self._table, self._tensor_of, self._start_of, self._size_of,
             out if direct else self._parts, alpha, beta, update.buffer,
-            CHUNK=self._chunk, BLOCK=self._block, P=self._type, X=x_type, Y=y_type,
+            len(xs), self._chunk, self._block, self._type, x_type, y_type,
         )  # fmt: skip
         if not direct:
             torch.mm(self._adding, self._parts, out=out)
@@ -179,20 +184,25 @@ class TritonSums:
 
     def _laid_out(self, params: Sequence[Tensor], tensors: Optionals) -> Optionals:
         """Return the tensors with their elements in the same order in memory as the parameters'."""
-        fits = self._contiguous and all(
-            t is None or (t.dtype is self._dtype and not t.is_sparse and t.is_contiguous())
-            for t in tensors
-        )
+        found = [t for t in tensors if t is not None]
+        if any(map(_is_sparse, found)) or {*map(_dtype, found)} != {self._dtype}:
+            return list(map(_laid_out_as, params, tensors))
+        if len(found) == len(params):
+            fits = list(map(_stride, found)) == self._strides
+        else:
+            pairs = zip(tensors, self._strides, strict=True)
+            fits = all(t is None or t.stride() == stride for t, stride in pairs)
         return tensors if fits else list(map(_laid_out_as, params, tensors))
 
-    def _point(self, params: Sequence[Tensor], xs: list[int], ys: list[int]) -> Tensor:
-        """Return the table of addresses, sent to the device if one has changed."""
-        addresses = [
-            a for p, x, y in zip(params, xs, ys, strict=True) for a in (p.data_ptr(), x, y)
-        ]
-        if self._table is None or addresses != self._sent:
-            self._table, self._sent = self._upload(addresses, torch.int64), addresses
-        return self._table
+    def _point(self, params: Sequence[Tensor], xs: list[int], ys: list[int]) -> None:
+        """Send the table of addresses to the device if one has changed."""
+        addresses = _addresses(params), xs, ys
+        if addresses != self._sent:
+            # A new table: the device may still be reading the old one.
+            self._table, self._sent = (
+                self._upload([*addresses[0], *xs, *ys], torch.int64),
+                addresses,
+            )
 
     def _upload(self, values: list[int], dtype: torch.dtype) -> Tensor:
         return send(values, dtype, self._device)
@@ -210,3 +220,6 @@ def _laid_out_as(p: Tensor, x: Tensor | None) -> Tensor | None:
 
 def _addresses(tensors: Optionals) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+_stride, _dtype, _is_sparse = Tensor.stride, attrgetter("dtype"), attrgetter("is_sparse")
