@@ -7,6 +7,11 @@ between two synchronizations. A ratio is the median over rounds of the ratio to 
 the same round. Blocks are multiples of 16 steps, so every block contains as many measurements as
 its share of the run. "bare again" is a second bare variant: its ratio is the noise.
 
+An eager loop of small kernels waits for the host, so the time that the host spends in the hooks is
+added to each step. It is measured in blocks of its own, with a clock around each hook, and given
+relative to a bare step: a second, far less noisy measure of the same cost wherever the host is the
+bottleneck, and an upper bound on what the host adds elsewhere.
+
 Memory is the peak of what a separate loop of each variant allocates, in excess of bare.
 
     python benchmarks/gpu_overhead.py [--models mlp resnet18 gpt2]
@@ -101,6 +106,31 @@ class Loop:
         self.watcher.close()
         return seconds / steps
 
+    def hook_seconds_per_step(self, watcher: Callable[..., Bare], steps: int) -> float:
+        """Return the time that the host spends in a watcher's hooks, averaged over a block."""
+        self.watcher = watcher(self.model, self.optimizer)
+        self.run(2)
+        clock = HookClock(self.optimizer)
+        self.run(steps)
+        _synchronize()
+        self.watcher.close()
+        return clock.seconds / steps
+
+
+class HookClock:
+    """Adds up the time that the host spends in the step hooks that an optimizer has now."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.seconds = 0.0
+        for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+            for key, hook in hooks.items():
+                hooks[key] = partial(self._call, hook)
+
+    def _call(self, hook: Callable[..., None], *arguments: Any) -> None:
+        begun = time.perf_counter()
+        hook(*arguments)
+        self.seconds += time.perf_counter() - begun
+
 
 def measure(
     workload: Workload, optimizer: str, steps: int, minutes: float, rounds: int
@@ -116,6 +146,9 @@ def measure(
     blocks = {
         name: partial(loop.seconds_per_step, watcher, steps) for name, watcher in WATCHERS.items()
     }
+    hooked = [name for name in WATCHERS if name.startswith("every=")]
+    for name in hooked:
+        blocks[_in_hooks(name)] = partial(loop.hook_seconds_per_step, WATCHERS[name], steps)
     times = interleave(blocks, rounds, seconds=end - time.monotonic())
     return {
         "workload": workload.title,
@@ -133,9 +166,15 @@ def measure(
                 "memory_bytes": memory[name],
                 "memory_over_bare_bytes": memory[name] - memory["bare"],
             }
-            for name in times
+            | ({"hooks": compare(times[_in_hooks(name)], times["bare"])} if name in hooked else {})
+            for name in WATCHERS
         },
     }
+
+
+def _in_hooks(name: str) -> str:
+    """Return the name of the blocks in which the hooks of a variant are timed."""
+    return f"hooks of {name}"
 
 
 def _peak_memory(make: Callable[[], Loop]) -> int:
@@ -219,7 +258,8 @@ def _summary(case: str, result: dict[str, Any], seconds: float) -> str:
     ]
     for name, row in result["variants"].items():
         extra = row["memory_over_bare_bytes"] / 2**20
-        lines.append(f"    {name:26} {row['wall'].as_ratio(4):28} {extra:+9.1f} MiB")
+        hooks = f"  hooks {row['hooks'].as_ratio(4)}" if "hooks" in row else ""
+        lines.append(f"    {name:26} {row['wall'].as_ratio(4):28} {extra:+9.1f} MiB{hooks}")
     return "\n".join(lines)
 
 
