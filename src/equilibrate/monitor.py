@@ -98,7 +98,7 @@ class Monitor:
         self._clock = Clock()
         self._start = 0
         """The clock at the last reset."""
-        self._explicit = False
+        self._explicit = self._hooked = False
         self._idle = self._measured = self._calm = False
         self._watched: list[tuple[int, Callable[[Any], Hashable], Hashable]] = []
         """For each group how many parameters it has, and what a function of it must be."""
@@ -293,11 +293,14 @@ class Monitor:
 
     def _on_before(self) -> None:
         """Run as a hook, which counts nothing inside a capture or an explicit block."""
-        if not self._explicit and not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
+        self._hooked = not (
+            self._explicit or (self._on_gpu and torch.cuda.is_current_stream_capturing())
+        )
+        if self._hooked:
             self._before()
 
     def _on_after(self) -> None:
-        if not self._explicit and not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
+        if self._hooked:
             self._after()
 
     def _before(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -97,8 +98,9 @@ def _remove(handles: list[Any]) -> None:
 
 
 def _may_call_its_parents_step(kind: type[Optimizer]) -> bool:
-    own = [parent for parent in kind.__mro__ if "step" in vars(parent)]
-    return len(own) > 2  # its own and `Optimizer`'s, which does nothing
+    # Torch stores a wrapped copy of an inherited `step` in the class itself.
+    steps = [vars(parent)["step"] for parent in kind.__mro__ if "step" in vars(parent)]
+    return len({inspect.unwrap(step) for step in steps}) > 2  # its own and `Optimizer`'s
 
 
 def _is_inside_another(optimizer: Optimizer, caller: Any) -> bool:

@@ -138,7 +138,8 @@ class Probe:
         if self._is_edited(addresses=measured):
             self._open = None
         if key != self._key:
-            self._key = key
+            self._settings = settings_getter(self._optimizer, group)
+            self._key = self._settings(group)
             self._change(update_of(self._optimizer, group, self._dtype))
         assert self._update is not None
         if self._update.dampening and self._unstarted:
@@ -431,7 +432,7 @@ class Probe:
         return edited or moved
 
     def _current_addresses(self) -> list[int]:
-        return [p.data_ptr() for p in self._local(self.params)]
+        return list(map(Tensor.data_ptr, self._local(self.params)))
 
     def _local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return [local(t) for t in tensors] if self._distributed else tensors

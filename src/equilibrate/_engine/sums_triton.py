@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from equilibrate._engine.address_table import AddressTable
 from equilibrate._engine.launcher import Launcher
 from equilibrate._engine.sums import Optionals, send
 from equilibrate._engine.updates import Update
@@ -123,8 +124,7 @@ class TritonSums:
         adding[tensor_of, range(len(chunks))] = 1.0
         self._adding = adding.to(self._device)
         self._parts = torch.zeros(len(chunks), 3, dtype=torch.float64, device=self._device)
-        self._sent: tuple[list[int], ...] = ()
-        self._table = self._upload([0] * 3 * len(sizes), torch.int64)
+        self._table = AddressTable(3 * len(sizes), self._device)
         self._nothing = [0] * len(sizes)
         self._sums = Launcher(chunk_sums_kernel, len(chunks), self._device)
         self._copies = Launcher(copy_kernel, len(chunks), self._device)
@@ -135,10 +135,10 @@ class TritonSums:
         if self._copy is None:
             self._copy = torch.empty(self._total, dtype=self._dtype, device=self._device)
         if len(self._parts):
-            self._point(params, self._nothing, self._nothing)
             self._copies(
-                self._table, self._tensor_of, self._start_of, self._size_of,
-                self._offset_of, self._copy, self._chunk, self._block, self._type,
+                None, self._point(params, self._copied(), self._nothing),
+                self._tensor_of, self._start_of, self._size_of, self._offset_of,
+                self._copy, self._chunk, self._block, self._type,
             )  # fmt: skip
 
     def measure(
@@ -159,8 +159,7 @@ class TritonSums:
         alpha, beta, x_type, y_type = update.gradient, update.parameters, None, None
         used: list[Tensor | None] = []  # kept until the launch: only addresses are passed on
         if update.source == "difference" and self._copy is not None:
-            base = self._copy.data_ptr()
-            xs = [base + offset for offset in self._offsets]
+            xs = self._copied()
             alpha, beta, x_type = 1.0, -1.0, self._type
         if update.gradient:
             used += (found := self._laid_out(params, gradients))
@@ -168,11 +167,12 @@ class TritonSums:
         if update.buffer:
             used += (found := self._laid_out(params, buffers))
             ys, y_type = _addresses(found), self._type
-        self._point(params, xs, ys)
         direct = self._direct and out.is_contiguous()
+        target = out if direct else self._parts
         self._sums(
-            self._table, self._tensor_of, self._start_of, self._size_of,
-            out if direct else self._parts, alpha, beta, update.buffer,
+            (x_type, y_type, target.data_ptr() % 16), self._point(params, xs, ys),
+            self._tensor_of, self._start_of, self._size_of, target,
+            alpha, beta, update.buffer,
             len(xs), self._chunk, self._block, self._type, x_type, y_type,
         )  # fmt: skip
         if not direct:
@@ -194,15 +194,14 @@ class TritonSums:
             fits = all(t is None or t.stride() == stride for t, stride in pairs)
         return tensors if fits else list(map(_laid_out_as, params, tensors))
 
-    def _point(self, params: Sequence[Tensor], xs: list[int], ys: list[int]) -> None:
-        """Send the table of addresses to the device if one has changed."""
-        addresses = _addresses(params), xs, ys
-        if addresses != self._sent:
-            # A new table: the device may still be reading the old one.
-            self._table, self._sent = (
-                self._upload([*addresses[0], *xs, *ys], torch.int64),
-                addresses,
-            )
+    def _point(self, params: Sequence[Tensor], xs: list[int], ys: list[int]) -> Tensor:
+        return self._table.put([*map(_address, params), *xs, *ys])
+
+    def _copied(self) -> list[int]:
+        """Return where the copies of the parameters are."""
+        assert self._copy is not None
+        base = self._copy.data_ptr()
+        return [base + offset for offset in self._offsets]
 
     def _upload(self, values: list[int], dtype: torch.dtype) -> Tensor:
         return send(values, dtype, self._device)
@@ -222,4 +221,5 @@ def _addresses(tensors: Optionals) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
-_stride, _dtype, _is_sparse = Tensor.stride, attrgetter("dtype"), attrgetter("is_sparse")
+_address, _stride = Tensor.data_ptr, Tensor.stride
+_dtype, _is_sparse = attrgetter("dtype"), attrgetter("is_sparse")

@@ -84,6 +84,8 @@ def settings_getter(optimizer: Optimizer, group: Group) -> Callable[[Group], Has
         return lambda group: None
     names = _SETTINGS if _steps_as_sgd(type(optimizer)) else ()
     getter = itemgetter("lr", *names)
+    if not isinstance(group["lr"], Tensor):
+        return getter  # if it becomes a tensor, the two are compared once, and that waits
 
     def settings(group: Group) -> Hashable:
         lr = group["lr"]
