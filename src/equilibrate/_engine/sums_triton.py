@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, is_
 
 import torch
 import triton
@@ -119,6 +119,8 @@ class TritonSums:
         self._offsets = [offset * params[0].element_size() for offset in offsets]
         self._total, self._dtype = total, params[0].dtype
         self._strides = list(map(_stride, params))
+        self._fitting: Optionals = ()
+        """Buffers that were found to have these strides."""
         self._offset_of = self._upload(offsets, torch.int64)
         adding = torch.zeros(len(sizes), len(chunks), dtype=torch.float64)
         adding[tensor_of, range(len(chunks))] = 1.0
@@ -165,7 +167,7 @@ class TritonSums:
             used += (found := self._laid_out(params, gradients))
             xs, x_type = _addresses(found), self._type
         if update.buffer:
-            used += (found := self._laid_out(params, buffers))
+            used += (found := self._buffers_laid_out(params, buffers))
             ys, y_type = _addresses(found), self._type
         direct = self._direct and out.is_contiguous()
         target = out if direct else self._parts
@@ -181,6 +183,14 @@ class TritonSums:
     def free(self) -> None:
         """Release the copy of the parameters."""
         self._copy = None
+
+    def _buffers_laid_out(self, params: Sequence[Tensor], buffers: Optionals) -> Optionals:
+        """Do the same for momentum buffers, which are the same tensors at each step."""
+        if len(buffers) == len(self._fitting) and all(map(is_, buffers, self._fitting)):
+            return buffers
+        laid_out = self._laid_out(params, buffers)
+        self._fitting = buffers if laid_out is buffers else ()
+        return laid_out
 
     def _laid_out(self, params: Sequence[Tensor], tensors: Optionals) -> Optionals:
         """Return the tensors with their elements in the same order in memory as the parameters'."""
