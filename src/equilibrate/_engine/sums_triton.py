@@ -185,7 +185,7 @@ class TritonSums:
         self._copy = None
 
     def _buffers_laid_out(self, params: Sequence[Tensor], buffers: Optionals) -> Optionals:
-        """Do the same for momentum buffers, which are the same tensors at each step."""
+        """Return momentum buffers, the same tensors at each step, in the parameters' order."""
         if len(buffers) == len(self._fitting) and all(map(is_, buffers, self._fitting)):
             return buffers
         laid_out = self._laid_out(params, buffers)
