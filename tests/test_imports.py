@@ -12,10 +12,12 @@ import equilibrate
 SOURCE = Path(equilibrate.__file__).parent
 
 LAYERS = [
+    "estimates",
+    "telescoped",
     "readings",
+    "outlook",
     "observables",
     "averages",
-    "estimates",
     "measurements",
     "relations",
     "solvable",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equilibrate._engine import totals
 from equilibrate._engine.clock import Clock
 from equilibrate._engine.hooks import attach, is_idle, unwrap
 from equilibrate._engine.parameters import (
@@ -26,6 +27,7 @@ from equilibrate._engine.parameters import (
 from equilibrate._engine.probe import Probe
 from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.skips import Skips
+from equilibrate._engine.totals import Sides, Totals
 from equilibrate._engine.updates import learning_rate
 from equilibrate.readings import Reading
 
@@ -125,10 +127,10 @@ class Monitor:
         """
         self._warn_if_blind()
         self._update_layout()
-        reading = self._combined(self._probes, self._means())
+        reading = self._combined(range(len(self._probes)), self._totals())
         if reading.count and reading.right <= self._rounding():
             # Full batches, or interpolation: the difference of two rounding errors tells nothing.
-            return replace(reading, left=0.0, right=0.0)
+            return replace(reading, left=0.0, right=0.0, stderr=math.nan, margin=math.nan)
         return reading
 
     def group_readings(self) -> dict[str, Reading]:
@@ -137,13 +139,10 @@ class Monitor:
         FDR1 holds for every group by itself, with its own learning rate, momentum and dampening.
         """
         self._update_layout()
-        means = self._means()
-        found: dict[str, Reading] = {}
+        found, parts = {}, self._totals()
         for i in range(len(self._optimizer.param_groups)):
             chosen = [j for j, probe in enumerate(self._probes) if probe.group == i]
-            found[f"group {i}"] = self._combined(
-                [self._probes[j] for j in chosen], [means[j] for j in chosen]
-            )
+            found[f"group {i}"] = self._combined(chosen, parts)
         return found
 
     def parameter_readings(self) -> dict[str, Reading]:
@@ -160,11 +159,10 @@ class Monitor:
         self._update_layout()
         names = self._all_names()
         found: dict[str, Reading] = {}
-        for probe, (*sides, steps) in zip(self._probes, self._means(), strict=True):
-            lefts, rights = sides[: len(probe.params)], sides[len(probe.params) :]
+        for probe, part in zip(self._probes, self._totals(), strict=True):
             lr = self._lr(probe.group)
-            for p, left, right in zip(probe.params, lefts, rights, strict=True):
-                found[names[id(p)]] = self._reading(steps, left, right, lr)
+            for p, sides in zip(probe.params, totals.apart(part), strict=True):
+                found[names[id(p)]] = self._reading(sides, lr)
         order = [name for name in (self._names or {}).values() if name in found]
         return {name: found[name] for name in dict.fromkeys([*order, *found])}
 
@@ -421,29 +419,22 @@ class Monitor:
 
     # Readings ---------------------------------------------------------------------------------
 
-    def _means(self) -> list[list[float]]:
-        """Return the means of each probe, over all processes."""
-        totals = self._layout.total([probe.sums() for probe in self._probes])
-        pairs = zip(self._probes, totals, strict=True)
-        return [probe.means(total).tolist() for probe, total in pairs]
+    def _totals(self) -> list[Totals]:
+        """Return the averages of each probe, over all processes."""
+        return totals.take(self._probes, self._layout)
 
-    def _combined(self, probes: list[Probe], means: list[list[float]]) -> Reading:
-        """Return the reading of some parts of the model: both sides are additive."""
-        left = right = 0.0
-        count = 0.0
-        for *sides, steps in means:
-            left += sum(sides[: len(sides) // 2])
-            right += sum(sides[len(sides) // 2 :])
-            count = max(count, steps)
-        lrs = {float(self._lr(probe.group)) for probe in probes}
+    def _combined(self, chosen: Iterable[int], parts: Sequence[Totals]) -> Reading:
+        """Return the reading of some of the probes together."""
+        chosen = list(chosen)
+        lrs = {float(self._lr(self._probes[j].group)) for j in chosen}
         lr = lrs.pop() if len(lrs) == 1 else math.nan
-        return self._reading(count, left, right, lr)
+        return self._reading(totals.together([parts[j] for j in chosen]), lr)
 
-    def _reading(self, count: float, left: float, right: float, lr: float) -> Reading:
-        if not count:
-            left = right = math.nan
+    def _reading(self, sides: Sides, lr: float) -> Reading:
+        left, right = (sides.left, sides.right) if sides.steps else (math.nan, math.nan)
         skipped = int(self._probes[0].skips) if self._probes else 0
-        return Reading(self.step - skipped, round(count), left, right, lr)
+        step, count = self.step - skipped, round(sides.steps)
+        return Reading(step, count, left, right, lr, sides.stderr, sides.margin)
 
     def _lr(self, group: int) -> float:
         if self._optimizer.param_groups[group].get("lr") is None or group >= len(self._lrs):

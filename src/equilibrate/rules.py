@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from equilibrate.readings import Reading
+from equilibrate.readings import Reading, check_threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,7 @@ class Threshold:
         Raises:
             ValueError: If it is not a positive finite number.
         """
-        if not (self.threshold > 0 and math.isfinite(self.threshold)):
-            raise ValueError(
-                f"threshold must be a positive number such as 0.01, got {self.threshold}"
-            )
+        check_threshold(self.threshold)
 
     def judge(self, reading: Reading) -> Verdict:
         """Return whether the reading is below the threshold.

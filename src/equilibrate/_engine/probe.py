@@ -74,8 +74,9 @@ class Probe:
         self.device = device = parts[0].device
         self._dtype = parts[0].dtype
         self._sums = choose(parts)
-        self._series = len(self.params) if each else 1
-        self.window = Window(2 * self._series + 2, device)
+        self.series = len(self.params) if each else 1
+        """Number of series of sums that are kept."""
+        self.window = Window(2 * self.series + 2, device)
         # The row before the first holds the measurement at which the open interval began.
         self._ring = torch.zeros(
             _BLOCK + 1, len(self.params), 3, dtype=torch.float64, device=device
@@ -200,21 +201,21 @@ class Probe:
         self._ring[0] = self._ring[len(self._entries)]
         self._entries = []
 
-    def sums(self) -> Tensor:
-        """Return this process's sums over the window, for `Layout.total`."""
+    def rows(self) -> Tensor:
+        """Return the rows of this process over the window."""
         self.settle()
         counted = -2 if self.skips.total is not None else None
-        return self.window.rows(counted=counted, sampled=-1).sum(0)
+        return self.window.rows(counted=counted, sampled=-1)
 
     def means(self, total: Tensor) -> Tensor:
         """Return the means over the window: L of each series, R of each series, steps.
 
         Args:
-            total: What `sums` returns, added up over all processes.
+            total: The sum of `rows`, added up over all processes.
         """
         # Steps are counted by every process, and added up with the rest.
         steps, sampled = total[-2:] / self.layout.processes
-        difference, right = total[:-2].unflatten(0, (2, self._series))
+        difference, right = total[:-2].unflatten(0, (2, self.series))
         right = right / sampled
         return torch.cat([right + difference / steps, right, steps[None]])
 
