@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from equilibrate._engine import totals
 from equilibrate._engine.clock import Clock
+from equilibrate._engine.decay import decay_of
 from equilibrate._engine.hooks import attach, is_idle, unwrap
 from equilibrate._engine.parameters import (
     NamedParameters,
@@ -29,6 +30,7 @@ from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.skips import Skips
 from equilibrate._engine.totals import Sides, Totals
 from equilibrate._engine.updates import learning_rate
+from equilibrate.outlook import Outlook, look_ahead
 from equilibrate.readings import Reading
 
 
@@ -47,8 +49,8 @@ class Monitor:
 
     The hooks hold no reference to the monitor: keep it in a variable for as long as it is needed.
     If parameters are sharded (FSDP, tensor parallelism) `reading`, `group_readings`,
-    `parameter_readings` and `state_dict` are collective: call them on every process. A process that
-    calls one alone waits for the others.
+    `parameter_readings`, `outlook` and `state_dict` are collective: call them on every process. A
+    process that calls one alone waits for the others.
 
     Args:
         optimizer: Any `torch.optim.Optimizer`, or one that accelerate has wrapped.
@@ -165,6 +167,35 @@ class Monitor:
                 found[names[id(p)]] = self._reading(sides, lr)
         order = [name for name in (self._names or {}).values() if name in found]
         return {name: found[name] for name in dict.fromkeys([*order, *found])}
+
+    def outlook(self, threshold: float = 0.01, remaining: int | None = None) -> Outlook:
+        """Tell whether |L/R − 1| can fall below a threshold, and how long that would take.
+
+        The error of a reading falls as 1/n with the steps n in the window. A drift of the norm of
+        layers before a normalisation ends at the rate that learning rate and weight decay set.
+        Other layers may be faster. Like `reading` it waits for the device, and is collective.
+
+        Args:
+            threshold: The threshold, the paper's X.
+            remaining: Steps left in this run.
+
+        Returns:
+            Numbers, and a sentence (`str(outlook)`).
+
+        Example:
+            >>> theta = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = torch.optim.AdamW([theta], lr=1e-3, weight_decay=1e-4)
+            >>> monitor = Monitor(optimizer)
+            >>> theta.grad = torch.tensor([1.0, 0.0])
+            >>> optimizer.step()
+            >>> print(monitor.outlook(remaining=10_000))
+            |L/R − 1| = 2e+03 ≥ 0.01; at lr × weight_decay = 1e-07 the norm relaxes in 5,000,000 \
+steps: it will not equilibrate in this run
+        """
+        reading = self.reading()
+        decays = [decay_of(self._optimizer, group) for group in self._optimizer.param_groups]
+        since = self.step - self._start
+        return look_ahead(reading, decays, threshold=threshold, since=since, remaining=remaining)
 
     def reset(self) -> None:
         """Restart the averaging window. The step counter keeps running."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from equilibrate.outlook import further_steps, in_words
 from equilibrate.readings import Reading, check_threshold
 
 
@@ -41,8 +42,9 @@ class Rule(Protocol):
 class Threshold:
     """The paper's rule, section 3.3: equilibrated if |L̄/R̄ − 1| is below a threshold.
 
-    It has no error bar: a reading that is noisier than the threshold may take long to fall below
-    it, and a weight norm that turns around crosses it once on the way.
+    The error bar of a reading does not enter the decision, as in the paper. If it is larger than
+    the threshold the reason says so, and after how many steps it will not be any more. A weight
+    norm that turns around crosses the threshold once on the way.
 
     Args:
         threshold: The paper's X.
@@ -56,16 +58,16 @@ class Threshold:
         Verdict(act=True, reason='equilibrated: |L/R − 1| = 0.005 < 0.01')
         >>> rule.judge(Reading(step=600, count=300, left=0.0, right=0.0, lr=0.1)).act
         False
+        >>> noisy = Reading(600, 300, left=1.04, right=1.0, lr=0.1, stderr=0.03, margin=0.06)
+        >>> print(rule.judge(noisy).reason)
+        not yet: |L/R − 1| = 0.04 ≥ 0.01, but the error bar, ±0.03, is larger: about 1,200 more \
+steps are needed
     """
 
     threshold: float = 0.01
 
     def __post_init__(self) -> None:
-        """Check the threshold.
-
-        Raises:
-            ValueError: If it is not a positive finite number.
-        """
+        """Check the threshold."""
         check_threshold(self.threshold)
 
     def judge(self, reading: Reading) -> Verdict:
@@ -81,8 +83,24 @@ class Threshold:
             return Verdict(False, f"undefined: {reading.undefined}")
         size = abs(reading.residual)
         if size < self.threshold:
-            return Verdict(True, f"equilibrated: |L/R − 1| = {size:.3g} < {self.threshold:g}")
-        return Verdict(False, f"not yet: |L/R − 1| = {size:.3g} ≥ {self.threshold:g}")
+            reason = f"equilibrated: |L/R − 1| = {size:.3g} < {self.threshold:g}"
+        else:
+            reason = f"not yet: |L/R − 1| = {size:.3g} ≥ {self.threshold:g}"
+        return Verdict(size < self.threshold, reason + self._noise(reading))
+
+    def _noise(self, reading: Reading) -> str:
+        """Return a remark on the error bar if it is larger than the threshold.
+
+        A drift beyond its error bar is no noise.
+        """
+        drifts = abs(reading.residual) > max(reading.margin, self.threshold)
+        if drifts or not reading.stderr > self.threshold:
+            return ""
+        if abs(reading.residual) < self.threshold:
+            return f" (error bar ±{reading.stderr:.2g})"
+        more = in_words(further_steps(reading, self.threshold))
+        remark = f", but the error bar, ±{reading.stderr:.2g}, is larger"
+        return f"{remark}: about {more} more steps are needed"
 
 
 def check_factor(factor: float) -> None:

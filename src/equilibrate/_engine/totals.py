@@ -7,6 +7,7 @@ the same fractions of every window, and these are added up like all other sums.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -97,7 +98,7 @@ def merged(rows: Tensor, series: int) -> Tensor:
     ends = np.concatenate([[0.0], rows[:, -2].cumsum(0).cpu().numpy()])
     bounds = _nearest(ends, _TIMES * ends[-1])
     bounds[0], bounds[-1] = 0, len(rows)
-    for k, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for k, (first, last) in enumerate(itertools.pairwise(bounds)):
         if first < last:
             found[k, :-1] = rows[first:last, :series].sum(0)
     found[:, -1] = torch.from_numpy(np.diff(ends[bounds])).to(rows.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -93,6 +94,45 @@ class Quadratic(SolvableSGD):
     def _noise_root(self) -> Tensor:
         return root(self.noise)
 
+    def simulate_thinned(
+        self,
+        start: tuple[Tensor, Tensor],
+        measurements: int,
+        every: int,
+        generator: torch.Generator,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Draw the state after every k-th step, without making the steps between.
+
+        (θ, v) is Gaussian, and k steps of mean evolution A leave it with the covariance
+        S − AᵏS(Aᵏ)ᵀ, where S is the stationary one. The cost does not depend on k.
+
+        Args:
+            start: Parameters θ and velocities v at the start, each of shape (R, d).
+            measurements: Number of states to draw.
+            every: The number k of steps between them.
+            generator: Source of the noise.
+
+        Yields:
+            Parameters θ and velocities v of all replicas.
+        """
+        evolution = torch.linalg.matrix_power(self.transition, every)
+        noise = root(self.state_covariance - evolution @ self.state_covariance @ evolution.T)
+        state = torch.cat([start[0] - self.minimum, start[1]], dim=-1)
+        for _ in range(measurements):
+            state = state @ evolution.T + gaussian(state.shape[:-1], noise, generator)
+            offset, velocity = state.chunk(2, dim=-1)
+            yield self.minimum + offset, velocity
+
+    def potential(self, theta: Tensor, velocity: Tensor) -> Tensor:
+        """Return Φ = [(1−μ)|θ|²/(2η) + μθ·v]/(1−ν), for which Σ(L − R) of FDR1 is Φ_0 − Φ_n.
+
+        Args:
+            theta: Parameters of shape (…, d).
+            velocity: The velocity of the step that led to θ.
+        """
+        norm = (1 - self.momentum) / (2 * self.lr) * theta.square().sum(-1)
+        return (norm + self.momentum * (theta * velocity).sum(-1)) / (1 - self.dampening)
+
     def sde(self) -> SDEPrediction:
         """Return the predictions of a stochastic differential equation for the same settings."""
         temperature = self.lr * (1 - self.dampening) / (1 - self.momentum)
@@ -121,10 +161,10 @@ class Quadratic(SolvableSGD):
     def residual_deviation(self, steps: int) -> float:
         """Return the standard deviation of L̄/R̄ − 1 for averages over n stationary steps.
 
-        The residual telescopes: n(L̄ − R̄) = (Φ_0 − Φ_n)/(1−ν) with Φ = (1−μ)N/(2η) + μθ·v. Its
-        variance is 2[Var Φ − Cov(Φ_0, Φ_n)]/(1−ν)². R̄ is replaced by its mean, which is accurate
-        if n exceeds a few relaxation times. Without momentum the result is
-        √(2 Var N (1 − ρ_N(n))) / (nη²⟨g²⟩). Without noise it is nan, because L̄/R̄ = 0/0.
+        The residual telescopes: n(L̄ − R̄) = Φ_0 − Φ_n (`potential`). Its variance is
+        2[Var Φ − Cov(Φ_0, Φ_n)]. R̄ is replaced by its mean, which is accurate if n exceeds a few
+        relaxation times. Without momentum the result is √(2 Var N (1 − ρ_N(n))) / (nη²⟨g²⟩).
+        Without noise it is nan, because L̄/R̄ = 0/0.
 
         Args:
             steps: Number of steps n.
