@@ -39,6 +39,13 @@ def assert_is_twins(reading, twin, relative=EXACT):
     assert reading.count == count
     assert reading.right == pytest.approx(right, rel=relative)
     assert reading.difference == pytest.approx(difference, abs=relative * right)
+    assert_has_twins_error_bar(reading, twin, relative)
+
+
+def assert_has_twins_error_bar(reading, twin, relative=EXACT):
+    stderr, margin = twin.error_bar()
+    assert reading.stderr == pytest.approx(stderr, rel=1e-3, abs=relative, nan_ok=True)
+    assert reading.margin == pytest.approx(margin, rel=1e-3, abs=relative, nan_ok=True)
 
 
 def run(optimizer, twin, steps, on_step=None, scale=1.0, seed=1):
@@ -181,6 +188,8 @@ def test_whatever_happens_between_steps_the_reading_is_the_twins(script, every, 
     assert reading.count == count
     assert reading.right == pytest.approx(right, rel=EXACT, abs=1e-12)
     assert reading.difference == pytest.approx(difference, abs=EXACT * size)
+    if right > 1e-9:
+        assert_has_twins_error_bar(reading, twin, EXACT * size / right)
 
 
 def test_a_group_added_in_mid_interval_begins_a_window_at_the_next_step():

@@ -16,12 +16,13 @@ def assert_equal(found, expected, relative=RELATIVE):
     """Compare all readings by name; numbers near zero are compared with the whole model's."""
     assert list(found) == list(expected)
     scale = max(abs(x) for x in expected["model"][2:4])
-    for name, (step, count, left, right, lr) in expected.items():
+    for name, (step, count, left, right, lr, *errors) in expected.items():
         got = found[name]
         assert got[:2] == (step, count), name
         assert got[2] == pytest.approx(left, rel=relative, abs=relative * scale * 1e-2), name
         assert got[3] == pytest.approx(right, rel=relative, abs=relative * scale * 1e-2), name
         assert got[4] == lr or (math.isnan(got[4]) and math.isnan(lr)), name
+        assert got[5:] == pytest.approx(tuple(errors), rel=10 * relative, nan_ok=True), name
 
 
 def same(a, b):
@@ -46,6 +47,18 @@ def test_sharded_readings_equal_those_of_a_single_process(processes, expected, s
         assert same(found, results[0])
     for setting, numbers in results[0].items():
         assert_equal(numbers, expected[setting])
+
+
+@pytest.mark.parametrize("strategy", ["FSDP2 and TP", "FSDP2 in parts"])
+def test_errors_of_sharded_readings_equal_those_of_a_single_process(processes, strategy):
+    """Potentials are added up over all processes before anything is squared."""
+    for kind, every, steps in [("momentum", 1, 17), ("adamw", 2, 34)]:
+        expected = sharded.single(kind, every, steps)
+        assert all(math.isfinite(x) for numbers in expected.values() for x in numbers[5:])
+        results = processes.run(sharded.readings, strategy, steps, [kind], torch.float64, (every,))
+        for found in results:
+            assert same(found, results[0])
+        assert_equal(results[0][kind, every], expected)
 
 
 @pytest.mark.parametrize(("kind", "every"), [("momentum", 1), ("adamw", 4)])
@@ -78,8 +91,9 @@ def test_a_reading_takes_one_small_reduction_for_each_group(processes, strategy,
     for training, *readings in processes.run(sharded.collectives, strategy, 5):
         assert training == []
         assert [len(sizes) for sizes in readings] == [groups] * 3
-        # Both sides of eight parameters, and two counts of steps for each parameter group.
-        assert {size for sizes in readings for size in sizes} == {2 * 8 + 2 * 2}
+        # Both sides of eight parameters, and two counts of steps for each parameter group; for the
+        # error bar 64 changes of each parameter, and as many counts for each parameter group.
+        assert {size for sizes in readings for size in sizes} == {2 * 8 + 2 * 2 + 64 * (8 + 2)}
 
 
 @pytest.mark.parametrize("first_whole", [False, True], ids=["always", "later"])
@@ -118,7 +132,7 @@ def test_fsdp1_needs_its_process_group(processes, use_orig_params, every):
         assert "ValueError: state_dict belongs to another model" in found["into a plain model"]
         assert found["fingerprint"] == results[0]["fingerprint"]
         before, after = found["resumed"]
-        assert after == pytest.approx(before, rel=1e-12)
+        assert after == pytest.approx(before, rel=1e-12, nan_ok=True)
         for kind in sharded.OPTIMIZERS:
             assert same(found[kind], results[0][kind])
     assert sum(math.prod(shape) for _, shape, _ in results[0]["fingerprint"][0]) == 231

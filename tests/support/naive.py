@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor
@@ -128,14 +129,56 @@ class ThinnedTwin:
 
     def read(self) -> tuple[int, float, float]:
         """Return the number of steps in the window, the mean of L − R and that of R."""
+        window = self.window()
+        steps = sum(row[0] for row in window)
+        weight = sum(row[0] for row in window if row[3])
+        right = sum(row[0] * row[2] for row in window if row[3]) / weight
+        return steps, sum(row[1] for row in window) / steps, right
+
+    def error_bar(self) -> tuple[float, float]:
+        """Return the standard error of L/R − 1 and the margin of its interval, or nan."""
+        steps, _, right = self.read()
+        deviation, margin = naive_spread([row[:2] for row in self.window()])
+        return (deviation / steps / right, margin / steps / right) if right else (math.nan,) * 2
+
+    def window(self) -> list[tuple[int, float, float, bool]]:
+        """Return the intervals of the later half."""
         ends = [0]
         for steps, *_ in self.intervals:
             ends.append(ends[-1] + steps)
         first = min(range(len(self.intervals)), key=lambda i: abs(ends[i] - ends[-1] // 2))
         while not any(measured for *_, measured in self.intervals[first:]):
             first -= 1
-        window = self.intervals[first:]
-        steps = sum(row[0] for row in window)
-        weight = sum(row[0] for row in window if row[3])
-        right = sum(row[0] * row[2] for row in window if row[3]) / weight
-        return steps, sum(row[1] for row in window) / steps, right
+        return self.intervals[first:]
+
+
+def naive_spread(rows: list[tuple[int, float]]) -> tuple[float, float]:
+    """Root mean square and 95 % quantile of the changes over at least half of a window.
+
+    Args:
+        rows: Steps of each row, and the change of the potential.
+    """
+    positions, potential = [0], [0.0]
+    for steps, change in rows:
+        positions.append(positions[-1] + steps)
+        potential.append(potential[-1] + change)
+    total, chosen = positions[-1], []
+    for k in range(65):  # 64 intervals, shorter towards the ends
+        near = min(k, 64 - k) / 32
+        wanted = total * (near**1.5 / 2 if k < 32 else 1 - near**1.5 / 2)
+        nearest = min(range(len(positions)), key=lambda i: (abs(positions[i] - wanted), -i))
+        if positions[nearest] not in [positions[i] for i in chosen]:
+            chosen.append(nearest)
+    if len(chosen) < 9:
+        return math.nan, math.nan
+    changes = sorted(
+        abs(potential[t] - potential[s])
+        for s in chosen
+        for t in chosen
+        if positions[t] - positions[s] >= total / 2
+    )
+    place = 0.95 * (len(changes) - 1)
+    low = changes[int(place)]
+    high = changes[min(int(place) + 1, len(changes) - 1)]
+    mean_square = sum(change**2 for change in changes) / len(changes)
+    return math.sqrt(mean_square), low + (place - int(place)) * (high - low)

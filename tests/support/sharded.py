@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from dataclasses import astuple
 from types import SimpleNamespace
 
 import torch
@@ -166,7 +165,13 @@ def numbers(monitor, *, each=True):
     """Return all that a monitor reads, as plain tuples by name."""
     found = {"model": monitor.reading(), **monitor.group_readings()}
     found |= monitor.parameter_readings() if each else {}
-    return {name: astuple(reading) for name, reading in found.items()}
+    return {name: plain(reading) for name, reading in found.items()}
+
+
+def plain(reading):
+    """Return the numbers of a reading."""
+    averages = reading.step, reading.count, reading.left, reading.right, reading.lr
+    return (*averages, reading.stderr, reading.margin)
 
 
 def single(kind, every, steps, dtype=torch.float64):
@@ -192,18 +197,18 @@ def single_group(kind, every, steps, *, each=True):
 # Checks: each is called on every process --------------------------------------------------------
 
 
-def readings(strategy, steps, kinds, dtype=torch.float64):
+def readings(strategy, steps, kinds, dtype=torch.float64, intervals=(1, 4)):
     """Readings of a distributed network, for some optimizers, measured at all or at some steps."""
     found = {}
     parts = parallel_of_data(strategy)
     for kind in kinds:
-        for every in (1, 4):
+        for every in intervals:
             model = STRATEGIES[strategy](network(dtype))
             optimizer = optimizer_for(model, kind)
             monitor = eq.Monitor(optimizer, every=every, named_parameters=model.named_parameters())
-            plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
+            whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
             part = dist.get_rank() * parts // dist.get_world_size()
-            train(model, optimizer, steps, parts=parts, part=part, replicated=plain)
+            train(model, optimizer, steps, parts=parts, part=part, replicated=whole)
             found[kind, every] = numbers(monitor)
     return found
 
@@ -385,11 +390,11 @@ def fsdp1(use_orig_params, every, steps):
         found["fingerprint"] = state["fingerprint"]
         before = monitor.reading()
         monitor.load_state_dict(state)
-        found["resumed"] = astuple(before), astuple(monitor.reading())
-        plain = network()
+        found["resumed"] = plain(before), plain(monitor.reading())
+        whole = network()
         into = eq.Monitor(
-            cls(plain.parameters(), **settings),
-            named_parameters=plain.named_parameters() if use_orig_params else None,
+            cls(whole.parameters(), **settings),
+            named_parameters=whole.named_parameters() if use_orig_params else None,
         )
         found["into a plain model"] = error_of(
             lambda into=into, state=state: into.load_state_dict(state)
