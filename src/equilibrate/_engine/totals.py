@@ -7,7 +7,6 @@ the same fractions of every window, and these are added up like all other sums.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -92,17 +91,14 @@ def merged(rows: Tensor, series: int) -> Tensor:
         Σ(L − R) of each series and the steps, of shape (64, series + 1). Some are zero if there
         are fewer rows.
     """
-    found = torch.zeros(INTERVALS, series + 1, dtype=rows.dtype, device=rows.device)
     if not len(rows):
-        return found
+        return rows.new_zeros(INTERVALS, series + 1)
     ends = np.concatenate([[0.0], rows[:, -2].cumsum(0).cpu().numpy()])
     bounds = _nearest(ends, _TIMES * ends[-1])
     bounds[0], bounds[-1] = 0, len(rows)
-    for k, (first, last) in enumerate(itertools.pairwise(bounds)):
-        if first < last:
-            found[k, :-1] = rows[first:last, :series].sum(0)
-    found[:, -1] = torch.from_numpy(np.diff(ends[bounds])).to(rows.device)
-    return found
+    members = torch.from_numpy(np.diff(bounds)).to(rows.device)
+    columns = torch.cat([rows[:, :series], rows[:, -2:-1]], dim=1)
+    return torch.segment_reduce(columns, "sum", lengths=members, axis=0, unsafe=True)
 
 
 def _nearest(ends: Floats, wanted: Floats) -> np.ndarray:
