@@ -98,12 +98,12 @@ def test_parts_whose_rows_end_at_other_steps_are_added_up():
 
 
 def test_the_error_falls_as_one_over_n_also_where_rows_are_merged():
-    """In 12,000 steps rows are merged twice. The error of a standard error is some 9 % here."""
+    """After 4,096 steps rows are merged. The error of a standard error is some 9 % here."""
     p = nn.Parameter(torch.ones(40).double())
     optimizer = torch.optim.SGD([p], lr=0.1)
     monitor = eq.Monitor(optimizer, every=1)
     model = Quadratic(torch.full((40,), 0.3), torch.ones(40), 0.1, minimum=torch.ones(40))
-    for steps in (500, 1500, 10_000):
+    for steps in (400, 800, 4800):
         train(optimizer, steps, seed=steps)
         reading = monitor.reading()
         exact = model.residual_deviation(reading.count)
@@ -184,7 +184,7 @@ def test_the_reason_for_waiting_mentions_noise_that_exceeds_the_threshold():
     p = nn.Parameter(torch.ones(1).double())
     optimizer = torch.optim.SGD([p], lr=0.1)
     scheduler = eq.FDRScheduler(optimizer, threshold=1e-6, every=1)
-    train(optimizer, 4000)
+    train(optimizer, 800)
     scheduler.step()
     decision = scheduler.last_decision
     assert not decision.lowered

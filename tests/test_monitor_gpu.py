@@ -163,6 +163,8 @@ def test_readings_are_those_of_a_cpu(name, every):
         assert found.count == expected.count
         assert found.right == pytest.approx(expected.right, rel=1e-6)
         assert found.difference == pytest.approx(expected.difference, abs=1e-6 * expected.right)
+        assert found.stderr == pytest.approx(expected.stderr, rel=1e-3, abs=1e-5, nan_ok=True)
+        assert found.margin == pytest.approx(expected.margin, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
