@@ -82,7 +82,7 @@ def settings_getter(optimizer: Optimizer, group: Group) -> Callable[[Group], Has
     """
     if "lr" not in group:
         return lambda group: None
-    names = _SETTINGS if _steps_as_sgd(type(optimizer)) else ()
+    names = _SETTINGS if steps_as_sgd(type(optimizer)) else ()
     getter = itemgetter("lr", *names)
     if not isinstance(group["lr"], Tensor):
         return getter  # if it becomes a tensor, the two are compared once, and that waits
@@ -101,7 +101,7 @@ def update_of(optimizer: Optimizer, group: Group, dtype: torch.dtype) -> Update:
     lr = learning_rate(group)
     difference = Update("difference", lr)
     # Parameters of half precision move by the rounded step, which only a copy of them shows.
-    if not _steps_as_sgd(type(optimizer)) or dtype not in (torch.float32, torch.float64):
+    if not steps_as_sgd(type(optimizer)) or dtype not in (torch.float32, torch.float64):
         return difference
     momentum, nesterov = group["momentum"], group["nesterov"]
     if momentum and not nesterov:
@@ -131,5 +131,6 @@ def learning_rate(group: Group) -> Scalar:
 
 
 @cache
-def _steps_as_sgd(kind: type[Optimizer]) -> bool:
+def steps_as_sgd(kind: type[Optimizer]) -> bool:
+    """Return whether a class of optimizers makes the steps of `torch.optim.SGD`."""
     return issubclass(kind, SGD) and inspect.unwrap(kind.step) is inspect.unwrap(SGD.step)
