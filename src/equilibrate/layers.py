@@ -36,7 +36,7 @@ class Layer:
 
     @property
     def equilibrated(self) -> bool:
-        """Whether the layer has equilibrated; for a scale-invariant weight, whether its norm has."""
+        """Whether the layer has equilibrated; if it is scale-invariant, whether its norm has."""
         return self.verdict.act
 
     @property
@@ -102,15 +102,15 @@ class LayerTable:
         return {"step": self.step, "layers": {layer.name: layer.row() for layer in self.layers}}
 
     def __str__(self) -> str:
-        done, count = len(self.equilibrated), max((l.reading.count for l in self.layers), default=0)
+        count = max((layer.reading.count for layer in self.layers), default=0)
         lines = [
             f"step {self.step:,}, averages over {count:,} steps: "
-            f"{done} of {len(self.layers)} layers equilibrated"
+            f"{len(self.equilibrated)} of {len(self.layers)} layers equilibrated"
         ]
         lines += _aligned([_COLUMNS, *map(_cells, self.layers)])
         if self.too_slow:
-            names = ", ".join(f"{l.name} ({_steps(l.rotation.relaxation)})" for l in self.too_slow)
-            lines.append(f"longer than the budget of {self.budget:,.0f} steps: {names}")
+            slow = [f"{each.name} ({_steps(each.rotation.relaxation)})" for each in self.too_slow]
+            lines.append(f"longer than the budget of {self.budget:,.0f} steps: {', '.join(slow)}")
         return "\n".join(lines)
 
 

@@ -33,6 +33,10 @@ from equilibrate.readings import Reading
 from equilibrate.scale_invariance import Rotation
 
 T = TypeVar("T")
+_NO_NAMES = (
+    "there is no name for any parameter: pass named_parameters=model.named_parameters() to the "
+    "monitor"
+)
 
 
 class Monitor:
@@ -164,8 +168,10 @@ class Monitor:
         Raises:
             ValueError: If neither the monitor nor the optimizer was given named parameters.
         """
-        names = self._required_names()
+        if not self._has_names():
+            raise ValueError(_NO_NAMES)
         self._update_layout()
+        names = self._all_names()
         found: dict[str, Reading] = {}
         for probe, (*sides, steps) in zip(self._probes, self._means(), strict=True):
             lefts, rights = sides[: len(probe.params)], sides[len(probe.params) :]
@@ -182,8 +188,10 @@ class Monitor:
         Raises:
             ValueError: If neither the monitor nor the optimizer was given named parameters.
         """
-        names = self._required_names()
+        if not self._has_names():
+            raise ValueError(_NO_NAMES)
         self._update_layout()
+        names = self._all_names()
         found: dict[str, Rotation] = {}
         for probe, total, samples in zip(self._probes, *self._totals(), strict=True):
             lr = self._lr(probe.group)
@@ -445,19 +453,6 @@ class Monitor:
                 fallback = own[j] if j < len(own) else f"group {i}, parameter {j}"
                 names[id(p)] = (self._names or {}).get(id(p), fallback)
         return names
-
-    def _required_names(self) -> dict[int, str]:
-        """Return the name of every parameter.
-
-        Raises:
-            ValueError: If neither the monitor nor the optimizer was given named parameters.
-        """
-        if not self._has_names():
-            raise ValueError(
-                "there is no name for any parameter: pass "
-                "named_parameters=model.named_parameters() to the monitor"
-            )
-        return self._all_names()
 
     def _in_order(self, found: dict[str, T]) -> dict[str, T]:
         """Return what was found by name, in the order of the names given."""

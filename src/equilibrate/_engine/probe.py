@@ -35,8 +35,8 @@ from equilibrate._engine.window import Window
 _NO_GRAD = torch.no_grad()
 _BLOCK = 64
 """Measurements between which sums are worked out together, in a few operations."""
-_NORM_AGE = 16
-"""Measurements for which N of each tensor is taken as constant if every step is measured."""
+_NORM_PERIOD = 16
+"""Steps for which N of each tensor is taken as constant if every step is measured."""
 _UNKNOWN = object()
 """Settings that are equal to none."""
 
@@ -85,8 +85,8 @@ class Probe:
         )
         self._slots = self._ring.unbind(0)  # indexing at each measurement would take longer
         self._shards = host_to(self._ring, [float(layout.shards(p)) for p in self.params])
-        self._norm_age = _NORM_AGE
-        """Measurements since N was measured."""
+        self._norm_known = False
+        """Whether the last measurement has N."""
         self._entries: list[Entry] = []
         self._update: Update | None = None
         self._key: Any = _UNKNOWN
@@ -290,7 +290,7 @@ class Probe:
         self._edits.forget()
         self._edits.every_step = state["edited"]
         self._addresses = None
-        self._norm_age = _NORM_AGE
+        self._norm_known = True
         self._unproven = False  # sums of another number of processes cannot be compared
         self.skips = Skips(self.device, state["skipped"])
 
@@ -357,11 +357,11 @@ class Probe:
 
     def _begin(self, update: Update) -> None:
         """Begin an interval where the parameters are now."""
+        self._norm_known = False
         if self._thinned or update.momentum > 0:
             self._write(update)
         else:
             self._slot().zero_()  # a step by itself needs nothing else
-            self._norm_age = _NORM_AGE
         self._note(Entry(0, False, (0.0,) * 5, None, self.skips.note(None)))
         self._open, self._begun = 0, update
         self._fresh = update.momentum > 0 and all(b is None for b in self._buffers.tensors())
@@ -399,7 +399,8 @@ class Probe:
         params = self._local(self.params)
         if not moved and update.source != "buffer":
             update = Update("difference", 0.0)  # N alone
-        norm = self._thinned or (self.each and self._norm_age >= _NORM_AGE)
+        is_due = not self._norm_known or self._clock.steps % _NORM_PERIOD == 0
+        norm = self._thinned or (self.each and is_due)
         moves = None
         gradients: Sequence[Tensor | None] = ()
         if update.source != "difference":
@@ -414,11 +415,9 @@ class Probe:
             self._slot(),
             norm=norm,
         )
-        if norm:
-            self._norm_age = 1
-        elif self.each:
+        if self.each and not norm:
             self._slot()[:, NORM] = self._slots[len(self._entries)][:, NORM]
-            self._norm_age += 1
+        self._norm_known = self.each
         return moves
 
     def _slot(self) -> Tensor:
