@@ -109,8 +109,12 @@ class LayerTable:
         ]
         lines += _aligned([_COLUMNS, *map(_cells, self.layers)])
         if self.too_slow:
-            slow = [f"{each.name} ({_steps(each.rotation.relaxation)})" for each in self.too_slow]
-            lines.append(f"longer than the budget of {self.budget:,.0f} steps: {', '.join(slow)}")
+            slowest = max(self.too_slow, key=lambda layer: layer.rotation.relaxation)
+            lines.append(
+                f"{len(self.too_slow)} of them may take longer than the budget of "
+                f"{self.budget:,.0f} steps to equilibrate: {slowest.name} relaxes in "
+                f"{_steps(slowest.rotation.relaxation)}"
+            )
         return "\n".join(lines)
 
 
@@ -122,8 +126,8 @@ def read(monitor: Monitor, rule: Rule | None = None, *, budget: float = math.inf
     Args:
         monitor: A monitor with named parameters.
         rule: What decides whether a layer has equilibrated. Default: `rules.Threshold()`.
-        budget: Steps of the training, or what remains of them. Layers whose norm relaxes more
-            slowly are named below the table.
+        budget: Steps of the training, or what remains of them. The table says how many layers
+            relax more slowly.
 
     Returns:
         The table.
@@ -205,7 +209,9 @@ def _cells(layer: Layer) -> tuple[str, ...]:
 
 
 def _steps(relaxation: float) -> str:
-    return f"{relaxation:,.0f} steps" if math.isfinite(relaxation) else "–"
+    if math.isnan(relaxation):
+        return "–"
+    return f"{relaxation:,.0f} steps" if math.isfinite(relaxation) else "never: no weight decay"
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> list[str]:

@@ -36,7 +36,8 @@ class Rotation:
     the signs of the products θ_i g_i were random, z would have mean 0 and variance 1 whatever the
     sizes of θ and g are, and a loss that depends on the norm makes it larger. `alignment` is the
     root mean square of z over k samples. With random signs it is below the threshold of 0.05 by
-    chance with probability P(χ²_k < k·0.05²), which is 1.2e-5 for k = 4 and 4e-10 for k = 8.
+    chance with probability P(χ²_k < k·0.05²) if many components count, and less often if few do:
+    1.2e-5 for k = 4 and 4e-10 for k = 8.
 
     Weights that are scale-invariant only together with others, such as weight and bias of a linear
     layer before LayerNorm, are not scale-invariant by themselves.
@@ -176,7 +177,9 @@ def sgd_relaxation(
 def adamw_relaxation(lr: float, weight_decay: float) -> float:
     """Return in how many steps of AdamW the norm of a weight relaxes to its equilibrium.
 
-    The length of a step does not depend on the norm, so that a deviation decays at the rate 2ηλ.
+    The length of a step does not depend on the norm, so that a deviation decays at the rate 2ηλ. If
+    v̂ follows the gradients more slowly than the norm relaxes (1/(1−β₂) steps), it is up to twice
+    as fast, as for SGD.
 
     Args:
         lr: Learning rate η.

@@ -48,6 +48,21 @@ def test_sharded_readings_equal_those_of_a_single_process(processes, expected, s
         assert_equal(numbers, expected[setting])
 
 
+@pytest.mark.parametrize(
+    ("strategy", "kind"), [("FSDP2", "momentum"), ("HSDP", "adamw"), ("FSDP2 and TP", "sgd")]
+)
+def test_sharded_rotations_equal_those_of_a_single_process(processes, strategy, kind):
+    for (found, readings), (expected, alone) in processes.run(sharded.rotations, strategy, kind, 9):
+        for turned, single in zip(found, expected, strict=True):
+            assert list(turned) == list(single)
+            for name, numbers in single.items():
+                assert turned[name] == pytest.approx(numbers, rel=RELATIVE, abs=1e-12), name
+            assert turned["down.weight"][0] < 1e-3  # recognised, up to the norm's ε
+        for reading, single in zip(readings, alone, strict=True):
+            assert reading == pytest.approx(single, rel=RELATIVE, nan_ok=True)
+            assert reading[2:4] == pytest.approx(readings[0][2:4])
+
+
 @pytest.mark.parametrize(("kind", "every"), [("momentum", 1), ("adamw", 4)])
 def test_data_parallel_readings_need_no_communication(processes, expected, kind, every):
     results = processes.run(sharded.data_parallel, kind, every, STEPS)
