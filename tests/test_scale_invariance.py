@@ -1,4 +1,4 @@
-"""Scale-invariant weights: recognised from gradients, and turned by the angle that FDR1 predicts."""
+"""Scale-invariant weights: recognised from gradients, and turned by the angle FDR1 predicts."""
 
 import math
 

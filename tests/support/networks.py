@@ -41,6 +41,7 @@ def reparametrised(how):
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(24, 10))
 
 
+WEIGHT = "1.parametrizations.weight"
 INVARIANT = {
     "BatchNorm": (convolutional, {"0.weight", "3.weight"}),
     "GroupNorm": (lambda: convolutional(lambda c: nn.GroupNorm(2, c)), {"0.weight", "3.weight"}),
