@@ -12,6 +12,7 @@ from torch import nn
 import equilibrate as eq
 from equilibrate import layers
 from equilibrate.readings import Reading
+from equilibrate.report import figures
 from equilibrate.report.layer_map import layer_map
 from equilibrate.rules import Threshold, Verdict
 from equilibrate.runlog import records
@@ -152,12 +153,13 @@ def test_rows_survive_a_record_and_are_drawn(trained, tmp_path):
     figure = layer_map(read, tolerance=0.1, title="digits")
     axes, _ = figure.axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["0.weight ⟂", "1.weight", "1.bias", "3.weight ⟂", *list(row["layers"])[4:]]
+    assert labels == ["0.weight ⊥", "1.weight", "1.bias", "3.weight ⊥", *list(row["layers"])[4:]]
     shown = axes.collections[0].get_array().reshape(8, 2)
     assert list(shown.mask[:, 0]) == [True] * 8
     expected = [numbers["residual"] for numbers in row["layers"].values()]
     assert list(shown.data[:, 1]) == pytest.approx(expected)
     assert axes.get_title() == "digits"
+    assert figures.save(figure, tmp_path / "layers.png").stat().st_size > 0
 
 
 def test_colours_tell_equilibrium_and_the_sign():

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 _MULTIPLES = (1, 3, 10, 30)
 """Multiples of the tolerance at which the colour changes."""
 _UNDEFINED = "0.75"
-_MARK = "⟂"
+_MARK = "⊥"
 
 
 def layer_map(
@@ -25,13 +25,13 @@ def layer_map(
 
     A layer is white while its residual is within the tolerance, red while its norm falls and blue
     while it grows, the darker the farther from equilibrium, and grey where its residual is
-    undefined. ⟂ marks the layers that were scale-invariant in the last row.
+    undefined. ⊥ marks the layers that were scale-invariant in the last row.
 
     >>> from equilibrate.report.layer_map import layer_map
     >>> layers = {"conv": {"residual": 0.2, "scale_invariant": True}, "head": {"residual": None}}
     >>> figure = layer_map([{"step": 100, "layers": layers}])
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    ['conv ⟂', 'head']
+    ['conv ⊥', 'head']
 
     Args:
         rows: Rows of `layers.LayerTable.row`, in the order of their steps. Of each layer
