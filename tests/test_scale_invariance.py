@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from support import networks
@@ -64,13 +64,13 @@ def test_the_angular_step_is_the_predicted_one_for_uncorrelated_gradients(kind):
     assert layer.equilibrated
 
 
-@pytest.mark.parametrize("kind", ["plain", "momentum", "dampening", "AdamW"])
+@pytest.mark.parametrize("kind", ["plain", "dampening", "AdamW"])
 def test_the_norm_relaxes_in_the_predicted_time(kind):
     """From 10 % above equilibrium: the deviation falls to 1/e of itself in one relaxation time."""
     norms = []
-    _, monitor = turn_at_random(OPTIMIZERS[kind], 1500, dimension=4000, on_step=norms.append)
+    _, monitor = turn_at_random(OPTIMIZERS[kind], 1200, dimension=4000, on_step=norms.append)
     time = monitor.parameter_rotations()["weight"].relaxation
-    final = sum(norms[1000:]) / 500
+    final = sum(norms[900:]) / 300
     excess = torch.tensor(norms) / final - 1
     first = int((excess < 0.10).nonzero()[0])
     fell = int((excess[first:] < 0.10 / math.e).nonzero()[0])
@@ -205,6 +205,7 @@ def test_random_signs_are_mistaken_no_more_often_than_stated(spread):
     assert spread or found > expected - 4 * math.sqrt(expected)
 
 
+@settings(max_examples=25)
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.integers(1, 30), st.integers(0, 2**32 - 1))
 def test_the_statistic_does_not_depend_on_the_scales(length, loss_scale, dimension, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -250,9 +251,9 @@ def test_the_newest_samples_count():
     assert (alignment, samples) == (0.0, SAMPLES)
 
 
-@given(st.integers(1, 10**6), st.sampled_from([1, 4, 16]))
-def test_a_window_takes_few_samples(steps, every):
-    measured = [1, *range(every, min(steps, 5000) + 1, every)] if every > 1 else range(1, 5001)
+@pytest.mark.parametrize("every", [1, 4, 16])
+def test_a_window_takes_few_samples(every):
+    measured = [1, *range(every, 100_000, every)] if every > 1 else range(1, 100_000)
     taken = sum(is_due(step, every) for step in measured)
     assert taken <= SAMPLES + math.log2(max(2, len(measured)))
 

@@ -48,9 +48,7 @@ def test_sharded_readings_equal_those_of_a_single_process(processes, expected, s
         assert_equal(numbers, expected[setting])
 
 
-@pytest.mark.parametrize(
-    ("strategy", "kind"), [("FSDP2", "momentum"), ("HSDP", "adamw"), ("FSDP2 and TP", "sgd")]
-)
+@pytest.mark.parametrize(("strategy", "kind"), [("FSDP2", "momentum"), ("FSDP2 and TP", "adamw")])
 def test_sharded_rotations_equal_those_of_a_single_process(processes, strategy, kind):
     for (found, readings), (expected, alone) in processes.run(sharded.rotations, strategy, kind, 9):
         for turned, single in zip(found, expected, strict=True):
