@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equilibrate._engine.coefficients import host_to
 from equilibrate._engine.dots import flatten
 from equilibrate._engine.sharding import Layout, local, local_like
 
@@ -87,8 +88,7 @@ class _Bucket:
         self._params = list(params)
         device = local(params[0]).device
         self._ring = torch.zeros(SAMPLES, len(params), 2, dtype=torch.float64, device=device)
-        shards = torch.tensor([float(layout.shards(p)) for p in params], dtype=torch.float64)
-        self._shards = shards[:, None].to(device)
+        self._shards = host_to(self._ring, [[float(layout.shards(p))] for p in params])
         self._processes = layout.processes
         self._copies: list[Tensor] = []
 
