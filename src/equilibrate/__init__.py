@@ -10,7 +10,17 @@ from equilibrate.readings import Reading
 from equilibrate.scheduler import Decision, FDRScheduler
 
 if TYPE_CHECKING:
-    from equilibrate import estimates, landscape, observables, relations, rules, solvable
+    from equilibrate import (
+        estimates,
+        landscape,
+        layers,
+        observables,
+        relations,
+        rules,
+        scale_invariance,
+        sgld,
+        solvable,
+    )
     from equilibrate.averages import HalfRunningMean
     from equilibrate.ensemble import Ensemble
     from equilibrate.observables import Snapshot
@@ -29,9 +39,12 @@ __all__ = [
     "Snapshot",
     "estimates",
     "landscape",
+    "layers",
     "observables",
     "relations",
     "rules",
+    "scale_invariance",
+    "sgld",
     "solvable",
 ]
 

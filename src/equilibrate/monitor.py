@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from equilibrate._engine import totals
+from equilibrate._engine.alignment import Alignments
 from equilibrate._engine.clock import Clock
 from equilibrate._engine.decay import decay_of
 from equilibrate._engine.hooks import attach, is_idle, unwrap
@@ -26,12 +27,20 @@ from equilibrate._engine.parameters import (
     names_of,
 )
 from equilibrate._engine.probe import Probe
+from equilibrate._engine.rotations import others_alone, rotations
 from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.skips import Skips
 from equilibrate._engine.totals import Sides, Totals
 from equilibrate._engine.updates import learning_rate
 from equilibrate.outlook import Outlook, look_ahead
 from equilibrate.readings import Reading
+from equilibrate.scale_invariance import Rotation
+
+T = TypeVar("T")
+_NO_NAMES = (
+    "there is no name for any parameter: pass named_parameters=model.named_parameters() to the "
+    "monitor"
+)
 
 
 class Monitor:
@@ -61,6 +70,10 @@ class Monitor:
         process_group: The group over which FSDP1 (`FullyShardedDataParallel`) shards the
             parameters. The constructor and `load_state_dict` are then collective too. Everything
             else needs none.
+        scale_invariant: Whether `reading` counts scale-invariant weights, those whose norm the loss
+            does not depend on, as before a normalisation layer. FDR1 of such a weight describes the
+            balance of its norm and weight decay, not the loss. They are recognised from their
+            gradients at the first measured steps (`scale_invariance.Rotation`).
 
     Raises:
         TypeError: If `optimizer` is not an optimizer, `named_parameters` are not pairs, or a
@@ -86,6 +99,7 @@ class Monitor:
         named_parameters: NamedParameters | None = None,
         every: int = 16,
         process_group: Any | None = None,
+        scale_invariant: bool = True,
     ) -> None:
         self._optimizer = unwrap(optimizer)
         if not any(group["params"] for group in self._optimizer.param_groups):
@@ -93,10 +107,12 @@ class Monitor:
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
         self.every = every
+        self.scale_invariant = scale_invariant
         self._names = None if named_parameters is None else names_of(named_parameters)
         self._process_group = process_group
         self._layout: Layout
         self._probes: list[Probe] = []
+        self._alignments: Alignments
         self._sizes: list[int] = []
         self._lrs: list[float | Tensor] = []
         self._clock = Clock()
@@ -129,7 +145,7 @@ class Monitor:
         """
         self._warn_if_blind()
         self._update_layout()
-        reading = self._combined(range(len(self._probes)), self._totals())
+        reading = self._combined(range(len(self._probes)), self._counted())
         if reading.count and reading.right <= self._rounding():
             # Full batches, or interpolation: the difference of two rounding errors tells nothing.
             return replace(reading, left=0.0, right=0.0, stderr=math.nan, margin=math.nan)
@@ -154,10 +170,7 @@ class Monitor:
             ValueError: If neither the monitor nor the optimizer was given named parameters.
         """
         if not self._has_names():
-            raise ValueError(
-                "there is no name for any parameter: pass "
-                "named_parameters=model.named_parameters() to the monitor"
-            )
+            raise ValueError(_NO_NAMES)
         self._update_layout()
         names = self._all_names()
         found: dict[str, Reading] = {}
@@ -165,8 +178,26 @@ class Monitor:
             lr = self._lr(probe.group)
             for p, sides in zip(probe.params, totals.apart(part), strict=True):
                 found[names[id(p)]] = self._reading(sides, lr)
-        order = [name for name in (self._names or {}).values() if name in found]
-        return {name: found[name] for name in dict.fromkeys([*order, *found])}
+        return self._in_order(found)
+
+    def parameter_rotations(self) -> dict[str, Rotation]:
+        """Return for each parameter by how much a step turns it, and whether it is scale-invariant.
+
+        `layers.read` shows them together with `parameter_readings`.
+
+        Raises:
+            ValueError: If neither the monitor nor the optimizer was given named parameters.
+        """
+        if not self._has_names():
+            raise ValueError(_NO_NAMES)
+        self._update_layout()
+        names = self._all_names()
+        found: dict[str, Rotation] = {}
+        for probe, part in zip(self._probes, self._totals(), strict=True):
+            lr = self._lr(probe.group)
+            for p, rotation in rotations(probe, part, self._optimizer, lr):
+                found[names[id(p)]] = rotation
+        return self._in_order(found)
 
     def outlook(self, threshold: float = 0.01, remaining: int | None = None) -> Outlook:
         """Tell whether |L/R − 1| can fall below a threshold, and how long that would take.
@@ -244,19 +275,21 @@ steps: it will not equilibrate in this run
         and may be loaded by any number of processes, or into a model that is not sharded.
         """
         self._update_layout()
-        sums = [probe.state_sums() for probe in self._probes]
+        sums = [*(probe.state_sums() for probe in self._probes), self._alignments.sums()]
         totals = iter(self._layout.total([part for parts in sums for part in parts]))
         return {
             "step": self.step,
             "since_reset": self.step - self._start,
             "every": self.every,
+            "scale_invariant": self.scale_invariant,
             "lrs": [float(lr) for lr in self._lrs],
             "fingerprint": self._fingerprint(),
             "probes": [probe.state_dict(next(totals), next(totals)) for probe in self._probes],
+            "alignments": self._alignments.state_dict(list(totals)),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned, `every` included.
+        """Restore a state that `state_dict` returned, `every` and `scale_invariant` included.
 
         Raises:
             ValueError: If it is not the state of a monitor, that of another model, or one whose
@@ -276,6 +309,7 @@ steps: it will not equilibrate in this run
                 "named_parameters it was saved with"
             )
         self.every = state_dict["every"]
+        self.scale_invariant = state_dict["scale_invariant"]
         self._lay_out()
         saved = [len(state["begun"]) for state in state_dict["probes"]]
         if saved != (present := [len(probe.params) for probe in self._probes]):
@@ -288,6 +322,7 @@ steps: it will not equilibrate in this run
         self._lrs = list(state_dict["lrs"])
         for probe, state in zip(self._probes, state_dict["probes"], strict=True):
             probe.load_state_dict(state)
+        self._alignments.load_state_dict(state_dict["alignments"])
         self._checked = self.step, self._norm()
 
     def __repr__(self) -> str:
@@ -309,6 +344,7 @@ steps: it will not equilibrate in this run
             "optimizer": self._optimizer,
             "named_parameters": self._named_parameters(),
             "every": self.every,
+            "scale_invariant": self.scale_invariant,
             "state_dict": self.state_dict(),
         }
 
@@ -359,6 +395,8 @@ steps: it will not equilibrate in this run
             return
         if self._measured and not self._up_to_date():
             self._lay_out()  # the window begins at this step, which is measured anyway
+        if self._measured:
+            self._alignments.before(self._clock.steps + 1 - self._start, self.every)
         for probe in self._probes:
             probe.before(measured=self._measured)
 
@@ -372,6 +410,7 @@ steps: it will not equilibrate in this run
         for probe in self._probes:
             probe.after(measured=self._measured)
         if self._measured:
+            self._alignments.after()
             self._lrs = [learning_rate(group) for group in self._optimizer.param_groups]
         if not self._calm:
             self._calm = all(probe.is_calm() for probe in self._probes)
@@ -386,6 +425,7 @@ steps: it will not equilibrate in this run
         skipped = self._probes[0].skips.total if self._probes else None
         groups = self._optimizer.param_groups
         self._layout = Layout([p for group in groups for p in group["params"]], self._process_group)
+        each = self._has_names() or not self.scale_invariant
         buckets: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
         for i, group in enumerate(groups):
             for p in group["params"]:
@@ -397,11 +437,12 @@ steps: it will not equilibrate in this run
                 params,
                 self._layout,
                 self._clock,
-                each=self._has_names(),
+                each=each,
                 thinned=self.every > 1,
             )
             for (group, _, _), params in buckets.items()
         ]
+        self._alignments = Alignments([p.params for p in self._probes if each], self._layout)
         if skipped is not None:
             for probe in self._probes:
                 probe.skips = Skips(probe.device, skipped)
@@ -442,6 +483,11 @@ steps: it will not equilibrate in this run
                 names[id(p)] = (self._names or {}).get(id(p), fallback)
         return names
 
+    def _in_order(self, found: dict[str, T]) -> dict[str, T]:
+        """Return what was found by name, in the order of the names given."""
+        order = [name for name in (self._names or {}).values() if name in found]
+        return {name: found[name] for name in dict.fromkeys([*order, *found])}
+
     def _named_parameters(self) -> dict[str, Tensor] | None:
         if self._names is None:
             return None
@@ -452,7 +498,12 @@ steps: it will not equilibrate in this run
 
     def _totals(self) -> list[Totals]:
         """Return the averages of each probe, over all processes."""
-        return totals.take(self._probes, self._layout)
+        return totals.take(self._probes, self._layout, self._alignments.sums())
+
+    def _counted(self) -> list[Totals]:
+        """Return the averages of each probe as `reading` adds them up."""
+        parts = self._totals()
+        return parts if self.scale_invariant else others_alone(parts)
 
     def _combined(self, chosen: Iterable[int], parts: Sequence[Totals]) -> Reading:
         """Return the reading of some of the probes together."""

@@ -55,13 +55,15 @@ class FDRScheduler(LRScheduler):
         min_steps: Optimizer steps that must lie in the averaging window, and between two checks
             of the rule. The window is the later half of the steps since the last lowering.
         every: Measure every k-th step; see `Monitor`.
+        scale_invariant: Whether weights whose norm the loss does not depend on, such as those
+            before a normalisation layer, take part in the decision; see `Monitor`.
         monitor: The monitor to read, if it is also used elsewhere.
         last_epoch: The index of the last epoch, as for any torch scheduler.
 
     Raises:
         TypeError: If `monitor` is not a `Monitor`, or `rule` has no method `judge`.
-        ValueError: If a number is out of range, both `threshold` and `rule` or both `every` and
-            `monitor` are given, or the monitor watches another optimizer.
+        ValueError: If a number is out of range, both `threshold` and `rule` or both `monitor` and
+            one of its settings are given, or the monitor watches another optimizer.
 
     Example:
         >>> import torch
@@ -82,6 +84,7 @@ class FDRScheduler(LRScheduler):
         min_lr: float | Sequence[float] = 0.0,
         min_steps: int = 100,
         every: int | None = None,
+        scale_invariant: bool | None = None,
         monitor: Monitor | None = None,
         last_epoch: int = -1,
     ) -> None:
@@ -107,8 +110,14 @@ class FDRScheduler(LRScheduler):
             raise ValueError(
                 "every and monitor exclude each other: pass eq.Monitor(optimizer, every=…)"
             )
+        if monitor is not None and scale_invariant is not None:
+            raise ValueError(
+                "scale_invariant and monitor exclude each other: pass "
+                "eq.Monitor(optimizer, scale_invariant=…)"
+            )
         if monitor is None:
-            monitor = Monitor(optimizer) if every is None else Monitor(optimizer, every=every)
+            given = {"every": every, "scale_invariant": scale_invariant}
+            monitor = Monitor(optimizer, **{k: v for k, v in given.items() if v is not None})
         self.monitor = monitor
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
         self.factor = factor

@@ -65,6 +65,19 @@ def test_errors_of_sharded_readings_equal_those_of_a_single_process(
     assert_equal(results[0][kind, every], expected)
 
 
+@pytest.mark.parametrize(("strategy", "kind"), [("FSDP2", "momentum"), ("FSDP2 and TP", "adamw")])
+def test_sharded_rotations_equal_those_of_a_single_process(processes, strategy, kind):
+    for (found, readings), (expected, alone) in processes.run(sharded.rotations, strategy, kind, 9):
+        for turned, single in zip(found, expected, strict=True):
+            assert list(turned) == list(single)
+            for name, numbers in single.items():
+                assert turned[name] == pytest.approx(numbers, rel=RELATIVE, abs=1e-12), name
+            assert turned["down.weight"][0] < 1e-3  # recognised, up to the norm's ε
+        for reading, single in zip(readings, alone, strict=True):
+            assert reading == pytest.approx(single, rel=RELATIVE, nan_ok=True)
+            assert reading[2:4] == pytest.approx(readings[0][2:4])
+
+
 @pytest.mark.parametrize(("kind", "every"), [("momentum", 1), ("adamw", 4)])
 def test_data_parallel_readings_need_no_communication(processes, expected, kind, every):
     results = processes.run(sharded.data_parallel, kind, every, STEPS)
@@ -97,7 +110,7 @@ def test_a_reading_takes_one_small_reduction_for_each_group(processes, strategy,
         assert [len(sizes) for sizes in readings] == [groups] * 3
         # Both sides of eight parameters, and two counts of steps for each parameter group; for the
         # error bar 64 changes of each parameter, and as many counts for each parameter group.
-        assert {size for sizes in readings for size in sizes} == {2 * 8 + 2 * 2 + 64 * (8 + 2)}
+        assert {size for sizes in readings for size in sizes} == {3 * 8 + 2 * 2 + 64 * (8 + 2) + 8 * 8 * 2}
 
 
 @pytest.mark.parametrize("first_whole", [False, True], ids=["always", "later"])

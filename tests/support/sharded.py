@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from dataclasses import astuple
 from types import SimpleNamespace
 
 import torch
@@ -211,6 +212,30 @@ def readings(strategy, steps, kinds, dtype=torch.float64, intervals=(1, 4)):
             train(model, optimizer, steps, parts=parts, part=part, replicated=whole)
             found[kind, every] = numbers(monitor)
     return found
+
+
+def rotations(strategy, kind, steps):
+    """Rotations, and the reading without the scale-invariant weight, next to a single process's."""
+
+    def run(make, **where):
+        model = network()
+        model.down.bias = None  # so that the weight before the norm is scale-invariant
+        model = make(model)
+        optimizer = optimizer_for(model, kind)
+        named = model.named_parameters()
+        monitor = eq.Monitor(optimizer, every=2, named_parameters=named, scale_invariant=False)
+        train(model, optimizer, steps, **where)
+        resumed = eq.Monitor(
+            optimizer, named_parameters=model.named_parameters(), scale_invariant=True
+        )
+        resumed.load_state_dict(monitor.state_dict())
+        found = [each.parameter_rotations() for each in (monitor, resumed)]
+        turned = [{name: astuple(r) for name, r in each.items()} for each in found]
+        return turned, [astuple(each.reading()) for each in (monitor, resumed)]
+
+    parts = parallel_of_data(strategy)
+    part = dist.get_rank() * parts // dist.get_world_size()
+    return run(STRATEGIES[strategy], parts=parts, part=part), run(lambda model: model)
 
 
 def without_collectives(function, *args):

@@ -12,6 +12,7 @@ single step the same number follows from θ′·d and d² alone, without a diffe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,8 @@ from equilibrate._engine.window import Window
 _NO_GRAD = torch.no_grad()
 _BLOCK = 64
 """Measurements between which sums are worked out together, in a few operations."""
+_NORM_PERIOD = 16
+"""Steps for which N of each tensor is taken as constant if every step is measured."""
 _UNKNOWN = object()
 """Settings that are equal to none."""
 
@@ -47,8 +50,8 @@ class Probe:
         params: The parameters.
         layout: How the parameters of the optimizer are distributed over processes.
         clock: Counts the steps.
-        each: Whether to keep the sums of each parameter instead of their total.
-        thinned: Whether some steps are not measured. Norms are measured only then.
+        each: Whether to keep the sums of each parameter instead of their total, and its norms.
+        thinned: Whether some steps are not measured. Norms are always measured then.
     """
 
     def __init__(
@@ -76,13 +79,15 @@ class Probe:
         self._sums = choose(parts)
         self.series = len(self.params) if each else 1
         """Number of series of sums that are kept."""
-        self.window = Window(2 * self.series + 2, device)
+        self.window = Window((3 if each else 2) * self.series + 2, device)
         # The row before the first holds the measurement at which the open interval began.
         self._ring = torch.zeros(
             _BLOCK + 1, len(self.params), 3, dtype=torch.float64, device=device
         )
         self._slots = self._ring.unbind(0)  # indexing at each measurement would take longer
         self._shards = host_to(self._ring, [float(layout.shards(p)) for p in self.params])
+        self._norm_known = False
+        """Whether the last measurement has N."""
         self._entries: list[Entry] = []
         self._update: Update | None = None
         self._key: Any = _UNKNOWN
@@ -215,9 +220,25 @@ class Probe:
         """
         # Steps are counted by every process, and added up with the rest.
         steps, sampled = total[-2:] / self.layout.processes
-        difference, right = total[:-2].unflatten(0, (2, self.series))
+        difference, right, *_ = total[:-2].unflatten(0, (-1, self.series))
         right = right / sampled
         return torch.cat([right + difference / steps, right, steps[None]])
+
+    def norms(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ⟨N⟩ and √(⟨Δ²⟩/⟨N⟩) over the window for each parameter; nan if it has not moved.
+
+        The learning rate is taken as constant within the window.
+
+        Args:
+            total: The sum of `rows`, added up over all processes, with `each`.
+        """
+        _, right, norm = total[:-2].unflatten(0, (3, self.series))
+        mean = norm / (total[-1] / self.layout.processes)
+        if self._update is None:
+            return mean, torch.full_like(mean, math.nan)
+        u = self._update  # R = (1+μ)/(2(1−ν)) η d², and Δ = ηd
+        factor = 2 * float(u.lr) * (1 - u.dampening) / (1 + u.momentum)
+        return mean, (factor * right / norm).sqrt()
 
     def had_hidden_edit(self) -> bool:
         """Return whether parameters were edited unnoticed since the last call."""
@@ -270,6 +291,7 @@ class Probe:
         self._edits.forget()
         self._edits.every_step = state["edited"]
         self._addresses = None
+        self._norm_known = True
         self._unproven = False  # sums of another number of processes cannot be compared
         self.skips = Skips(self.device, state["skipped"])
 
@@ -336,6 +358,7 @@ class Probe:
 
     def _begin(self, update: Update) -> None:
         """Begin an interval where the parameters are now."""
+        self._norm_known = False
         if self._thinned or update.momentum > 0:
             self._write(update)
         else:
@@ -377,6 +400,8 @@ class Probe:
         params = self._local(self.params)
         if not moved and update.source != "buffer":
             update = Update("difference", 0.0)  # N alone
+        is_due = not self._norm_known or self._clock.steps % _NORM_PERIOD == 0
+        norm = self._thinned or (self.each and is_due)
         moves = None
         gradients: Sequence[Tensor | None] = ()
         if update.source != "difference":
@@ -389,8 +414,11 @@ class Probe:
             self._local_like(gradients) if update.gradient else (),
             self._local_like(self._buffers.tensors()) if update.buffer else (),
             self._slot(),
-            norm=self._thinned,
+            norm=norm,
         )
+        if self.each and not norm:
+            self._slot()[:, NORM] = self._slots[len(self._entries)][:, NORM]
+        self._norm_known = self.each
         return moves
 
     def _slot(self) -> Tensor:

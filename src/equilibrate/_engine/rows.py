@@ -1,4 +1,7 @@
-"""From measurements to rows of sums: Σ(L − R), ΣR, steps, and steps represented in ΣR."""
+"""From measurements to rows of sums: Σ(L − R), ΣR, steps, and steps represented in ΣR.
+
+Rows that keep the sums of each tensor also have ΣN, over the same steps as ΣR.
+"""
 
 from __future__ import annotations
 
@@ -54,24 +57,25 @@ def make_rows(
         + times(drift, now[..., NORM] - before[..., NORM])
         + times(square, now[..., SQUARE])
     )
-    sampled = times(right, now[..., SQUARE])
+    sampled, norms = times(right, now[..., SQUARE]), now[..., NORM]
     if any(entry.moving is not None for entry in entries):
         ones = torch.ones_like(sampled[0])
         moving = torch.stack([ones if e.moving is None else e.moving for e in entries])
-        sampled = sampled * moving
+        sampled, norms = sampled * moving, norms * moving
         alone = host_to(ring, [float(e.steps == 1) for e in entries])[:, None]
         difference = difference * torch.where(alone > 0, moving, 1.0)
     if share is not None:
-        difference, sampled = difference * share, sampled * share
+        difference, sampled, norms = difference * share, sampled * share, norms * share
     steps = host_to(ring, [float(entry.steps) for entry in entries])
     weights = host_to(ring, [float(entry.steps * entry.sampled) for entry in entries])
     if any(entry.skips is not None for entry in entries):
         steps, weights = _without_skips(entries, steps, weights, skipped)
-    if not each:
-        difference, sampled = (x.sum(1, keepdim=True) for x in (difference, sampled))
-    return torch.cat(
-        [difference, weights[:, None] * sampled, steps[:, None], weights[:, None]], dim=1
-    )
+    counted = weights[:, None]
+    if each:
+        sums = [difference, counted * sampled, times(counted, norms)]
+    else:
+        sums = [difference.sum(1, keepdim=True), counted * sampled.sum(1, keepdim=True)]
+    return torch.cat([*sums, steps[:, None], counted], dim=1)
 
 
 def _without_skips(

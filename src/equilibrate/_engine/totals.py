@@ -35,6 +35,10 @@ class Totals(NamedTuple):
     """−Σ(L − R)/steps from the window's start to each of the times, of shape (times, series)."""
     positions: Floats
     """Steps from the window's start to each of the times."""
+    sums: Tensor
+    """All sums over the window."""
+    samples: Tensor | None
+    """Samples of each parameter, from which scale-invariant ones are recognised, if taken."""
 
 
 class Sides(NamedTuple):
@@ -49,16 +53,25 @@ class Sides(NamedTuple):
     """Half the width of its 95 % confidence interval."""
 
 
-def take(probes: Sequence[Probe], layout: Layout) -> list[Totals]:
-    """Return the averages of each probe over all processes, which all must call it."""
-    parts: list[Tensor] = []
-    for probe in probes:
-        rows = probe.rows()
-        parts += [rows.sum(0), merged(rows, probe.series)]
-    totals = layout.total(parts)
+def take(probes: Sequence[Probe], layout: Layout, samples: Sequence[Tensor] = ()) -> list[Totals]:
+    """Return the averages of each probe over all processes, which all must call it.
+
+    Args:
+        probes: The probes.
+        layout: How parameters are distributed over processes.
+        samples: This process's samples of each probe (`Alignments.sums`), if any are taken.
+    """
+    rows = [probe.rows() for probe in probes]
+    parts = [
+        *(each.sum(0) for each in rows),
+        *(merged(each, probe.series) for each, probe in zip(rows, probes, strict=True)),
+        *samples,
+    ]
+    totals, n = layout.total(parts), len(probes)
+    taken = totals[2 * n :] or [None] * n
     return [
-        _averaged(probe, total, changes.numpy(), layout.processes)
-        for probe, total, changes in zip(probes, totals[::2], totals[1::2], strict=True)
+        _averaged(*each, layout.processes)
+        for each in zip(probes, totals[:n], totals[n : 2 * n], taken, strict=True)
     ]
 
 
@@ -107,13 +120,16 @@ def _nearest(ends: Floats, wanted: Floats) -> np.ndarray:
     return above - (wanted - ends[above - 1] < ends[above] - wanted)
 
 
-def _averaged(probe: Probe, total: Tensor, changes: Floats, processes: int) -> Totals:
+def _averaged(
+    probe: Probe, total: Tensor, merged_rows: Tensor, samples: Tensor | None, processes: int
+) -> Totals:
     *sides, steps = probe.means(total).tolist()
+    changes = merged_rows.numpy()
     path = np.concatenate([np.zeros((1, changes.shape[1])), np.cumsum(changes, axis=0)])
     with np.errstate(invalid="ignore", divide="ignore"):  # no step, or a gradient not finite
         potential = -path[:, :-1] / steps
     left, right = sides[: probe.series], sides[probe.series :]
-    return Totals(left, right, steps, potential, path[:, -1] / processes)
+    return Totals(left, right, steps, potential, path[:, -1] / processes, total, samples)
 
 
 def _sides(
