@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from equilibrate import estimates, landscape, observables, relations, rules, solvable
     from equilibrate.averages import HalfRunningMean
     from equilibrate.ensemble import Ensemble
+    from equilibrate.forecast import Forecast, Forecaster
     from equilibrate.observables import Snapshot
     from equilibrate.relations import Relation
 
@@ -22,6 +23,8 @@ __all__ = [
     "Decision",
     "Ensemble",
     "FDRScheduler",
+    "Forecast",
+    "Forecaster",
     "HalfRunningMean",
     "Monitor",
     "Reading",
@@ -37,6 +40,8 @@ __all__ = [
 
 _LAZY = {
     "Ensemble": "ensemble",
+    "Forecast": "forecast",
+    "Forecaster": "forecast",
     "HalfRunningMean": "averages",
     "Relation": "relations",
     "Snapshot": "observables",
