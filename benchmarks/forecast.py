@@ -72,6 +72,44 @@ class Averages:
         return found
 
 
+class Independent:
+    """What a forecaster would sample if each batch were drawn independently of all others.
+
+    Batches of one epoch are not: the parameters have already moved along the noise of those before.
+    Another batch at the same parameters, and with the same means, shows how much that matters.
+    """
+
+    def __init__(self, forecaster: eq.Forecaster, training: Training) -> None:
+        self._forecaster = forecaster
+        self._generator = torch.Generator().manual_seed(training.seed)
+        self._samples: list[Tensor] = []
+
+    def sample(self, training: Training) -> None:
+        """Take a sample, before a step at which the forecaster takes one."""
+        gradient = training.independent_gradient(self._generator)
+        with torch.no_grad():
+            (tracker,) = self._forecaster._trackers
+            row = [
+                sum(
+                    ((p - m) * g).sum()
+                    for p, m, g in zip(tracker.params, mean, gradient, strict=True)
+                )
+                for mean in tracker.means()
+            ]
+            self._samples.append(torch.stack(row))  # pyright: ignore[reportArgumentType]
+
+    def forecasts(self) -> dict[int, list[float]]:
+        """Return the forecasts, with errors; over the same windows as the forecaster's."""
+        found = {}
+        samples = torch.stack(self._samples).double().cpu()
+        for i, (horizon, match) in enumerate(self._forecaster._matches.items()):
+            seen = self._forecaster.step
+            first = max(horizon, seen // 2, seen - 8 * horizon) // self._forecaster.every
+            estimate = eq.estimates.mean(match.factor / 2 * samples[first:, i])
+            found[horizon] = [estimate.value, estimate.stderr, estimate.margin]
+        return found
+
+
 def run(
     task: Task,
     name: str,
@@ -105,10 +143,13 @@ def run(
     training = Training(task, examples, seed, tiny=tiny)
     forecaster = eq.Forecaster(training.optimizer, horizons, every)
     averages = Averages(training, horizons)
+    independent = Independent(forecaster, training)
     losses: list[Tensor] = []
     trunk, near, width = [], [], 5 * every // 8
     for time_ in task.times:
         while training.step < time_:
+            if training.step % every == 0:
+                independent.sample(training)
             losses.append(training.train(training.constant_lr()))
             averages.update()
             if training.step % 50 == 0:
@@ -131,6 +172,7 @@ def run(
             "before": training.evaluate(),
             "before_nearby": near,
             "forecasts": _plain(forecaster.forecasts()),
+            "independent": independent.forecasts(),
             "averaged": averages.losses(training),
         }
         near = []
@@ -147,7 +189,6 @@ def run(
 
 def branches(training: Training, horizons: tuple[int, ...]) -> dict[str, Any]:
     """Return the losses at the ends of all branches that begin here."""
-    longest = max(horizons)
 
     def follow(lr: Callable[[int], float], ends: dict[int, list[int]]) -> dict[int, float]:
         """Train with learning rates; return mean losses over some steps for each horizon."""
@@ -168,7 +209,6 @@ def branches(training: Training, horizons: tuple[int, ...]) -> dict[str, Any]:
         "cooldown": {
             n: follow(lambda k, n=n: base * (n - 1 - k) / n, {n: [n]})[n] for n in horizons
         },
-        "longest": longest,
     }
 
 

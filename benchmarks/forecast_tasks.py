@@ -33,7 +33,9 @@ class Task:
     """Steps over which the learning rate rises."""
     examples: int = 10_000
     """Examples that the training loss is evaluated on."""
-    augment: bool = False
+    shift: bool = False
+    """Whether images are shifted at random, so that the model cannot learn them by heart."""
+    flip: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,20 @@ class Data:
         return self.inputs[at].long(), self.inputs[at + 1].long()
 
 
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return images with random flips, and one random shift by up to two pixels for all."""
-    flip = torch.rand(len(images), generator=generator) < 0.5
-    right, down = torch.randint(-2, 3, (2,), generator=generator).tolist()
-    flipped = torch.where(flip.to(images.device)[:, None, None, None], images.flip(-1), images)
-    return F.pad(flipped, (2, 2, 2, 2))[..., 2 + down : 34 + down, 2 + right : 34 + right]
+def flipped(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return images of which half, at random, are mirrored."""
+    chosen = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
+    return torch.where(chosen.to(images.device), images.flip(-1), images)
+
+
+def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return images that are shifted by up to two pixels, each quarter of them by its own."""
+    height, width = images.shape[-2:]
+    parts = []
+    for part in F.pad(images, (2, 2, 2, 2)).chunk(4):
+        down, right = torch.randint(5, (2,), generator=generator).tolist()
+        parts.append(part[..., down : down + height, right : right + width])
+    return torch.cat(parts)
 
 
 class Block(nn.Module):
@@ -200,6 +210,7 @@ TASKS = {
         {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4},
         batch_size=100,
         times=(800, 2400, 6000),
+        shift=True,
     ),
     "batchnorm": Task(
         "ResNet with BatchNorm, CIFAR-10, SGD",
@@ -209,7 +220,8 @@ TASKS = {
         SGD,
         batch_size=128,
         times=(800, 2000, 5000),
-        augment=True,
+        shift=True,
+        flip=True,
     ),
     "groupnorm": Task(
         "ResNet with GroupNorm, CIFAR-10, SGD",
@@ -219,7 +231,8 @@ TASKS = {
         SGD | {"lr": 0.05},
         batch_size=128,
         times=(800, 2000, 5000),
-        augment=True,
+        shift=True,
+        flip=True,
     ),
     "transformer": Task(
         "Byte-level transformer, Python sources, AdamW",
@@ -274,6 +287,21 @@ class Training:
         base, warm_up = self.task.settings["lr"], self.task.warm_up
         return base * min(1.0, (self.step + 1) / warm_up) if warm_up else base
 
+    def independent_gradient(self, generator: torch.Generator) -> list[Tensor]:
+        """Return the gradient of a batch that is drawn independently of all others."""
+        buffers = [b.clone() for b in self.model.buffers()]
+        chosen = torch.randint(len(self.data), (self.batch_size,), generator=generator)
+        seed = int(torch.randint(1 << 30, (1,), generator=generator))
+        loss = self._loss(*self._batch(chosen, seed))
+        gradient = torch.autograd.grad(loss, list(self.model.parameters()))
+        self._restore(buffers)
+        return list(gradient)
+
+    @torch.no_grad()
+    def _restore(self, buffers: list[Tensor]) -> None:
+        for b, saved in zip(self.model.buffers(), buffers, strict=True):
+            b.copy_(saved)
+
     @torch.no_grad()
     def evaluate(self) -> float:
         """Return the training loss on fixed examples, as the optimizer sees it.
@@ -287,8 +315,7 @@ class Training:
         parts = [part for part in parts if len(part) == self.batch_size]
         for i, chosen in enumerate(parts):
             total += self._loss(*self._batch(chosen, i)).double()
-        for b, saved in zip(self.model.buffers(), buffers, strict=True):
-            b.copy_(saved)
+        self._restore(buffers)
         return total.item() / len(parts)
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -296,9 +323,10 @@ class Training:
 
     def _batch(self, chosen: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self.data.batch(chosen.to(self.device))
-        if self.task.augment:
-            inputs = augmented(inputs, torch.Generator().manual_seed(seed))
-        return inputs, targets
+        generator = torch.Generator().manual_seed(seed)
+        if self.task.flip:
+            inputs = flipped(inputs, generator)
+        return shifted(inputs, generator) if self.task.shift else inputs, targets
 
     def _chosen(self) -> Tensor:
         per_epoch = len(self.data) // self.batch_size
