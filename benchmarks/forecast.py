@@ -221,8 +221,11 @@ def _copy(training: Training) -> Training:
     return copied
 
 
-def _plain(forecasts: tuple[eq.Forecast, ...]) -> dict[int, list[float]]:
-    return {f.horizon: [f.gain.value, f.gain.stderr, f.gain.margin] for f in forecasts}
+def _plain(forecasts: tuple[eq.Forecast, ...]) -> dict[int, list[float] | None]:
+    return {
+        f.horizon: None if f.undefined else [f.gain.value, f.gain.stderr, f.gain.margin]
+        for f in forecasts
+    }
 
 
 def _line(record: dict[str, Any], branch: dict[str, Any]) -> str:
