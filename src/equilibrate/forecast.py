@@ -150,9 +150,7 @@ class Forecaster:
         self._idle = False
         self._lay_out()
         self._watch = watch_closures(self, self._optimizer, Forecaster._note_closure)
-        self._detach = attach(
-            self, self._optimizer, Forecaster._before, Forecaster._after, Forecaster._hooked
-        )
+        self._detach = attach(self, self._optimizer, Forecaster._on_before, Forecaster._on_after)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -312,11 +310,14 @@ class Forecaster:
 
     # Hooks ------------------------------------------------------------------------------------
 
-    def _hooked(self) -> bool:
-        """Return whether a hook is to do its work: not inside a capture or an explicit block."""
-        if self._explicit:
-            return False
-        return not (self._on_gpu and torch.cuda.is_current_stream_capturing())
+    def _on_before(self) -> None:
+        """Run as a hook, which counts nothing inside a capture or an explicit block."""
+        if not self._explicit and not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
+            self._before()
+
+    def _on_after(self) -> None:
+        if not self._explicit and not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
+            self._after()
 
     def _note_closure(self, given: bool) -> None:
         self._deferred = given or self._explicit

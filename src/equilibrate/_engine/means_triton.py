@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from equilibrate._engine.launcher import Launcher
 from equilibrate._engine.means import Lists, first_shares, precision
 from equilibrate._engine.sums import Optionals, send
-from equilibrate._engine.sums_triton import _TYPES, _addresses, _laid_out_as
+from equilibrate._engine.sums_triton import _TYPES, _addresses, _dtype, _is_sparse, _stride
 
 _BLOCK = 1024
 _PROGRAMS = 2048
@@ -22,14 +23,14 @@ _PROGRAMS = 2048
 
 @triton.jit
 def means_kernel(
-    addresses, tensor_of, start_of, size_of, offset_of, flat, shares, parts, total,
-    MEANS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    P: tl.constexpr, M: tl.constexpr,
+    addresses, tensor_of, start_of, size_of, offset_of, flat, shares, parts,
+    COUNT: tl.constexpr, TOTAL: tl.constexpr, MEANS: tl.constexpr, ROWS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Sum (θ − m)·g over one chunk of one tensor for each mean m, and move the means towards θ.
 
-    `addresses` holds those of θ and g for each tensor, 0 for no gradient. `flat` holds the means
-    one after the other, `total` elements each. Each moves by its share of the difference. Tiles
+    `addresses` holds those of all θ, then of all g, 0 for no gradient. `flat` holds the means
+    one after the other, TOTAL elements each. Each moves by its share of the difference. Tiles
     have a row for each mean; their number must be a power of two.
     """
     chunk = tl.program_id(0)
@@ -37,13 +38,13 @@ def means_kernel(
     start = tl.load(start_of + chunk)
     size = tl.load(size_of + t)
     offset = tl.load(offset_of + t)
-    p = tl.load(addresses + 2 * t).to(tl.pointer_type(P))
-    address = tl.load(addresses + 2 * t + 1)
+    p = tl.load(addresses + t).to(tl.pointer_type(P))
+    address = tl.load(addresses + COUNT + t)
     g = address.to(tl.pointer_type(P))
     known = tl.where(address != 0, size, 0)
     rows = tl.arange(0, ROWS)
     share = tl.load(shares + rows, rows < MEANS, other=0.0).to(M)
-    base = flat + rows.to(tl.int64)[:, None] * total + offset
+    base = flat + rows.to(tl.int64)[:, None] * TOTAL + offset
     sums = tl.zeros((ROWS, BLOCK), tl.float64)
     for k in range(0, CHUNK, BLOCK):
         at = start + k + tl.arange(0, BLOCK)
@@ -95,7 +96,8 @@ class TritonMeans:
             len(chunks), len(decays), dtype=torch.float64, device=self._device
         )
         self._views = [_views(mean, params) for mean in self._flat]
-        self._contiguous = all(p.is_contiguous() for p in params)
+        self._strides = list(map(_stride, params))
+        self._launch = Launcher(means_kernel, len(chunks), self._device)
         self._sent: list[int] = []
         self._table: Tensor | None = None
 
@@ -106,15 +108,13 @@ class TritonMeans:
         if not len(self._parts):
             out.zero_()
             return
-        found = gradients
-        if not self._fit(gradients):
-            found = list(map(_laid_out_as, params, gradients))  # kept until the launch
-        means, moves = self._parts.shape[1], self._moves(count)
-        means_kernel[(len(self._parts),)](
-            self._point(params, found), self._tensor_of, self._start_of, self._size_of,
-            self._offset_of, self._flat, moves, self._parts, self._total,
-            MEANS=means, ROWS=triton.next_power_of_2(means), CHUNK=self._chunk, BLOCK=_BLOCK,
-            P=_TYPES[self._dtype], M=self._kind,
+        thetas, found = self._arranged(params), self._arranged(gradients)  # kept until the launch
+        means = self._parts.shape[1]
+        self._launch(
+            self._point(thetas, found), self._tensor_of, self._start_of, self._size_of,
+            self._offset_of, self._flat, self._moves(count), self._parts,
+            len(params), self._total, means, triton.next_power_of_2(means), self._chunk, _BLOCK,
+            _TYPES[self._dtype], self._kind,
         )  # fmt: skip
         torch.mm(self._weights, self._parts, out=out[None])
 
@@ -122,12 +122,17 @@ class TritonMeans:
         """Return the means; see `Means.tensors`."""
         return self._views
 
-    def _fit(self, gradients: Optionals) -> bool:
-        """Return whether the gradients lie in memory as the parameters do."""
-        return self._contiguous and all(
-            g is None or (g.dtype is self._dtype and not g.is_sparse and g.is_contiguous())
-            for g in gradients
-        )
+    def _arranged(self, tensors: Optionals) -> Optionals:
+        """Return the tensors with their elements in the same order in memory as the means'."""
+        found = [t for t in tensors if t is not None]
+        if any(map(_is_sparse, found)) or {*map(_dtype, found)} - {self._dtype}:
+            tensors = [t if t is None else _dense(t).to(self._dtype) for t in tensors]
+        if len(found) == len(tensors) and list(map(_stride, tensors)) == self._strides:
+            return tensors
+        pairs = zip(tensors, self._strides, strict=True)
+        return [
+            t if t is None or t.stride() == stride else _copied(t, stride) for t, stride in pairs
+        ]
 
     def _moves(self, count: int) -> Tensor:
         """Return by which share each mean moves, sent to the device if it has changed."""
@@ -136,16 +141,24 @@ class TritonMeans:
             self._shares = shares, self._send(shares, torch.float64)
         return self._shares[1]
 
-    def _point(self, params: Sequence[Tensor], gradients: Optionals) -> Tensor:
+    def _point(self, params: Optionals, gradients: Optionals) -> Tensor:
         """Return the table of addresses, sent to the device if one has changed."""
-        pairs = zip(params, _addresses(gradients), strict=True)
-        addresses = [a for p, g in pairs for a in (p.data_ptr(), g)]
+        addresses = [*_addresses(params), *_addresses(gradients)]
         if self._table is None or addresses != self._sent:
             self._table, self._sent = self._send(addresses, torch.int64), addresses
         return self._table
 
     def _send(self, values: list, dtype: torch.dtype) -> Tensor:
         return send(values, dtype, self._device)
+
+
+def _copied(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """Return a copy of a tensor with another order of elements."""
+    return tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def _views(mean: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
