@@ -12,10 +12,11 @@ import equilibrate
 SOURCE = Path(equilibrate.__file__).parent
 
 LAYERS = [
+    "estimates",
+    "gains",
     "readings",
     "observables",
     "averages",
-    "estimates",
     "measurements",
     "relations",
     "solvable",

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from equilibrate import estimates, landscape, observables, relations, rules, solvable
     from equilibrate.averages import HalfRunningMean
     from equilibrate.ensemble import Ensemble
-    from equilibrate.forecast import Forecast, Forecaster
+    from equilibrate.forecast import Forecaster
+    from equilibrate.gains import Forecast
     from equilibrate.observables import Snapshot
     from equilibrate.relations import Relation
 
@@ -40,7 +41,7 @@ __all__ = [
 
 _LAZY = {
     "Ensemble": "ensemble",
-    "Forecast": "forecast",
+    "Forecast": "gains",
     "Forecaster": "forecast",
     "HalfRunningMean": "averages",
     "Relation": "relations",

@@ -6,7 +6,6 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from equilibrate import estimates
 from equilibrate._engine.closures import watch_closures
 from equilibrate._engine.hooks import attach, is_idle, unwrap
 from equilibrate._engine.parameters import check_parameters
@@ -22,6 +20,7 @@ from equilibrate._engine.regime import Rates
 from equilibrate._engine.sharding import Layout, as_dtensor, local
 from equilibrate._engine.tracker import Tracker
 from equilibrate.estimates import Estimate
+from equilibrate.gains import Forecast, blocks
 from equilibrate.solvable.cooldown import Match, exponential_match
 
 _WINDOW = 8
@@ -34,29 +33,6 @@ _HALF_LIFE = 0.242
 """Half-life of the mean that fits a cooldown, relative to its length, if it moves every step."""
 _NO_GRAD = torch.no_grad()
 Pairs = Iterable[tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What lowering the learning rate to zero over a number of steps would gain."""
-
-    horizon: int
-    """Length of the cooldown, in steps."""
-    gain: Estimate
-    """Decrease of the training loss when the noise of the parameters is cooled away; nan if
-    `undefined`. Its error is that of the average over the window."""
-    step: int
-    """Number of steps so far."""
-    undefined: str | None = None
-    """The reason why there is no forecast, or None if there is one."""
-
-    def __str__(self) -> str:
-        if self.undefined is not None:
-            return f"no forecast for a cooldown over {self.horizon} steps: {self.undefined}"
-        return (
-            f"lowering the learning rate to zero over the next {self.horizon} steps would gain "
-            f"{self.gain} of training loss"
-        )
 
 
 class Forecaster:
@@ -440,7 +416,7 @@ class Forecaster:
             return none("gradient scaling has skipped almost every step")
         if not values.isfinite().all():
             return none("gradients were not finite")
-        return Forecast(horizon, estimates.mean(values), self._step)
+        return Forecast(horizon, _average(values.tolist()), self._step)
 
     def _means(self) -> list[list[Tensor]]:
         """Return the means in the order of the parameters, distributed as these are."""
@@ -452,6 +428,22 @@ class Forecaster:
                 )
         params = [p for group in self._optimizer.param_groups for p in group["params"]]
         return [[mean[id(p)] for p in params] for mean in found if mean]
+
+
+def _average(samples: Sequence[float]) -> Estimate:
+    """Return the mean of samples, whose error is that of the mean of blocks of them.
+
+    Samples have the noise of single mini-batches, which is independent from step to step, and are
+    correlated by the motion of the parameters over no more than the horizon.
+    """
+    means = blocks(samples)
+    return Estimate(
+        float(means.mean()),
+        float(means.std(ddof=1)) / math.sqrt(len(means)),
+        dof=len(means) - 1,
+        count=len(samples),
+        method=f"{len(means)} blocks of {len(samples) // len(means)} samples",
+    )
 
 
 def _like(param: Tensor, part: Tensor) -> Tensor:

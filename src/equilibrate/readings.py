@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from equilibrate.gains import Forecast, Losses
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -25,6 +27,10 @@ class Reading:
     """Mean of the right side."""
     lr: float
     """Learning rate of the last measured step; nan if parameter groups have different ones."""
+    forecasts: tuple[Forecast, ...] | None = field(default=None, repr=False, compare=False)
+    """Forecasts of what a cooldown would gain, for rules that need them; not saved in a state."""
+    losses: Losses | None = field(default=None, repr=False, compare=False)
+    """Training losses since the last lowering, for rules that need them; not saved in a state."""
 
     @property
     def residual(self) -> float:
