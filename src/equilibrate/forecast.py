@@ -299,7 +299,8 @@ class Forecaster:
         self._deferred = given or self._explicit
 
     def _before(self) -> None:
-        self._idle = is_idle(self._optimizer)
+        lr = self._optimizer.param_groups[0].get("lr")
+        self._idle = (lr == 0 or type(lr) is not float) and is_idle(self._optimizer)
         self._measured = not self._idle and (self._step - self._start) % self.every == 0
         if not self._measured:
             return

@@ -82,13 +82,15 @@ class Losses:
     def window(self, horizon: int) -> int:
         """Return the step from which on losses tell of the present.
 
-        It is the middle of the steps since the last lowering, but no less than a horizon after it:
-        by then the gain of the lowering has been made.
+        It is the middle of the steps since the last lowering, or earlier if there are fewer than
+        five losses after it, but no less than a horizon after the lowering: by then the gain of the
+        lowering has been made.
 
         Args:
             horizon: Number of steps in which the noise relaxes.
         """
-        return self.start + max(horizon, self.elapsed // 2)
+        fewest = (self.start, *self.steps)[-_FEWEST - 1] if len(self.steps) >= _FEWEST else 0
+        return max(self.start + horizon, min(self.start + self.elapsed // 2, fewest))
 
     def fall(self, since: int) -> Estimate:
         """Estimate by how much the loss falls in a step, from a straight line through the losses.

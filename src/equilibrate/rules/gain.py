@@ -29,15 +29,16 @@ class Gain:
 
     whatever y is. N is the forecast of a `Forecaster`, corrected for the progress within its lag. s
     is the slope of the losses handed to `scheduler.step(loss)`, over the later half of the steps
-    since the last lowering. T is as long as the time since then, or the rest of the training if its
-    length is known. At a noise floor s vanishes and the rule acts; a loss that falls as a power of
-    time keeps sT at a fixed share of what is left to gain, and the rule waits.
+    since the last lowering. T is the rest of the training if its length is known. If it is not, the
+    training is taken to be half done: T is the number of steps so far. At a noise floor s vanishes
+    and the rule acts. A loss that falls as a power of time keeps sT at a fixed share of what is
+    left to gain, and the rule waits.
 
     The rule acts if N − sT is positive beyond its error bar. Where both are equal it acts at a
     check with a probability of 1 − `confidence`.
 
     Args:
-        ahead: T, in units of the time since the last lowering.
+        ahead: T, in units of the steps so far.
         total_steps: Number of optimizer steps of the whole training. T is then what is left of it.
         confidence: Probability with which N must exceed sT.
 
@@ -113,7 +114,7 @@ class Gain:
     def _left(self, losses: Losses) -> float:
         """Return T, the number of steps for which staying is extrapolated."""
         if self.total_steps is None:
-            return self.ahead * losses.elapsed
+            return self.ahead * losses.steps[-1]
         return max(0, self.total_steps - losses.steps[-1])
 
     def _margin(self, estimate: Estimate) -> float:
