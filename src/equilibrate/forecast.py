@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -408,7 +409,7 @@ class Forecaster:
             return Forecast(horizon, Estimate(math.nan, math.nan), self._step, reason)
 
         seen = self._step - start
-        if seen < (needed := horizon + _FEWEST * self.every):
+        if seen < (needed := max(horizon + _FEWEST * self.every, 2 * _FEWEST * self.every)):
             return none(f"{seen} of {needed} steps seen at this learning rate")
         first = start + max(horizon, seen // 2, seen - _WINDOW * horizon)
         chosen = samples[[i for i, step in enumerate(steps) if step >= first]]
@@ -438,9 +439,10 @@ def _average(samples: Sequence[float]) -> Estimate:
     correlated by the motion of the parameters over no more than the horizon.
     """
     means = blocks(samples)
+    used = len(samples) // len(means) * len(means)
     return Estimate(
-        float(means.mean()),
-        float(means.std(ddof=1)) / math.sqrt(len(means)),
+        float(np.mean(samples)),
+        float(means.std(ddof=1)) / math.sqrt(len(means) * len(samples) / used),
         dof=len(means) - 1,
         count=len(samples),
         method=f"{len(means)} blocks of {len(samples) // len(means)} samples",

@@ -18,13 +18,18 @@ _FEWEST = 5
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What lowering the learning rate to zero over a number of steps would gain."""
+    """What lowering the learning rate to zero over a number of steps would gain.
+
+    The gain is the excess loss due to the noise of the parameters that the cooldown removes. It is
+    what the cooldown gains over staying at the present learning rate. Staying gains something too
+    while the loss still falls; the two add up to the fall of the loss during the cooldown.
+    """
 
     horizon: int
     """Length of the cooldown, in steps."""
     gain: Estimate
-    """Decrease of the training loss when the noise of the parameters is cooled away; nan if
-    `undefined`. Its error is that of the average over the window."""
+    """Decrease of the training loss compared to staying; nan if `undefined`. Its error is that of
+    the average over the window."""
     step: int
     """Number of steps so far."""
     undefined: str | None = None
@@ -35,7 +40,7 @@ class Forecast:
             return f"no forecast for a cooldown over {self.horizon} steps: {self.undefined}"
         return (
             f"lowering the learning rate to zero over the next {self.horizon} steps would gain "
-            f"{self.gain} of training loss"
+            f"{self.gain} of training loss over staying"
         )
 
     def against(self, losses: Losses) -> str:
@@ -48,8 +53,8 @@ class Forecast:
             >>> values = tuple(1 - 0.01 * k + 0.001 * (-1) ** k for k in range(20))
             >>> losses = Losses(0, tuple(range(100, 2100, 100)), values)
             >>> sentence = Forecast(400, Estimate(0.076, 0.002), step=2000).against(losses)
-            >>> print(sentence[-76:])
-            0.0760 ± 0.0039 of training loss; staying gains 0.0403 ± 0.0012 in 400 steps
+            >>> print(sentence[-56:])
+            over staying; staying gains 0.0402 ± 0.0011 in 400 steps
         """
         fall = losses.fall(losses.window(self.horizon))
         staying = (
