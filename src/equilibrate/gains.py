@@ -159,5 +159,11 @@ def _regress(x: np.ndarray, y: np.ndarray) -> Estimate:
     lagged = float(residuals[1:] @ residuals[:-1]) / total if total else 0.0
     # The estimate of a correlation is low by about 1/count for each fitted parameter and one more.
     correlation = min(max(0.0, lagged + 3 / count), 0.9)
-    variance *= (1 + correlation) / (1 - correlation)
-    return Estimate(slope, math.sqrt(variance), dof=count - 2, count=count, method="regression")
+    widened = (1 + correlation) / (1 - correlation)  # as if there were fewer points by this factor
+    return Estimate(
+        slope,
+        math.sqrt(variance * widened),
+        dof=min(count - 2, max(_FEWEST - 2, (count - 2) / widened)),
+        count=count,
+        method="regression",
+    )
