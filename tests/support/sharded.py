@@ -166,7 +166,7 @@ def numbers(monitor, *, each=True):
     """Return all that a monitor reads, as plain tuples by name."""
     found = {"model": monitor.reading(), **monitor.group_readings()}
     found |= monitor.parameter_readings() if each else {}
-    return {name: astuple(reading) for name, reading in found.items()}
+    return {name: astuple(reading)[:5] for name, reading in found.items()}
 
 
 def single(kind, every, steps, dtype=torch.float64):
