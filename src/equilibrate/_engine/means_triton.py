@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from equilibrate._engine.address_table import AddressTable
 from equilibrate._engine.launcher import Launcher
 from equilibrate._engine.means import Lists, first_shares, precision
 from equilibrate._engine.sums import Optionals, send
@@ -98,8 +99,7 @@ class TritonMeans:
         self._views = [_views(mean, params) for mean in self._flat]
         self._strides = list(map(_stride, params))
         self._launch = Launcher(means_kernel, len(chunks), self._device)
-        self._sent: list[int] = []
-        self._table: Tensor | None = None
+        self._table = AddressTable(2 * len(sizes), self._device)
 
     def measure(
         self, params: Sequence[Tensor], gradients: Optionals, out: Tensor, count: int
@@ -111,8 +111,9 @@ class TritonMeans:
         thetas, found = self._arranged(params), self._arranged(gradients)  # kept until the launch
         means = self._parts.shape[1]
         self._launch(
-            self._point(thetas, found), self._tensor_of, self._start_of, self._size_of,
-            self._offset_of, self._flat, self._moves(count), self._parts,
+            None, self._table.put([*_addresses(thetas), *_addresses(found)]),
+            self._tensor_of, self._start_of, self._size_of, self._offset_of,
+            self._flat, self._moves(count), self._parts,
             len(params), self._total, means, triton.next_power_of_2(means), self._chunk, _BLOCK,
             _TYPES[self._dtype], self._kind,
         )  # fmt: skip
@@ -140,13 +141,6 @@ class TritonMeans:
         if self._shares is None or shares != self._shares[0]:
             self._shares = shares, self._send(shares, torch.float64)
         return self._shares[1]
-
-    def _point(self, params: Optionals, gradients: Optionals) -> Tensor:
-        """Return the table of addresses, sent to the device if one has changed."""
-        addresses = [*_addresses(params), *_addresses(gradients)]
-        if self._table is None or addresses != self._sent:
-            self._table, self._sent = self._send(addresses, torch.int64), addresses
-        return self._table
 
     def _send(self, values: list, dtype: torch.dtype) -> Tensor:
         return send(values, dtype, self._device)
