@@ -146,7 +146,7 @@ def measure(
     blocks = {
         name: partial(loop.seconds_per_step, watcher, steps) for name, watcher in WATCHERS.items()
     }
-    hooked = [name for name in WATCHERS if name.startswith("every=")]
+    hooked = [name for name in WATCHERS if "every=" in name]
     for name in hooked:
         blocks[_in_hooks(name)] = partial(loop.hook_seconds_per_step, WATCHERS[name], steps)
     times = interleave(blocks, rounds, seconds=end - time.monotonic())

@@ -41,6 +41,17 @@ class Monitored(Bare):
         self.monitor.detach()
 
 
+class Forecasted(Bare):
+    """An `equilibrate.Forecaster` with its defaults, which needs no call inside the loop."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, every: int) -> None:
+        super().__init__(model, optimizer)
+        self.forecaster = eq.Forecaster(optimizer, every=every)
+
+    def close(self) -> None:
+        self.forecaster.detach()
+
+
 class NaiveLoop(Bare):
     """θ·g and g² of each parameter, read as Python numbers at each step."""
 
@@ -105,6 +116,7 @@ WATCHERS: dict[str, Callable[[nn.Module, Optimizer], Bare]] = {
     "every=4": partial(Monitored, every=4),
     "every=16": partial(Monitored, every=16),
     "every=1, per parameter": partial(Monitored, every=1, names=True),
+    "forecaster, every=16": partial(Forecasted, every=16),
     "naive .item() loop": NaiveLoop,
     "get_total_norm().item()": TotalNorm,
     "histograms, every 16": partial(Histograms, every=16),

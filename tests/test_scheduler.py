@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -271,9 +272,41 @@ def test_stepping_at_every_batch_is_safe_by_default():
     assert reasons == "too few steps: 51 of 100 since the last check"
 
 
-def test_a_loss_is_not_taken_for_an_epoch():
-    with pytest.raises(TypeError, match=r"step\(\) takes no metric, got float"):
-        Balanced().scheduler.step(0.5)  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("loss", [0.5, torch.tensor(0.5), np.float32(0.5), np.array(0.5)])
+def test_a_loss_is_ignored_by_a_rule_that_needs_none(loss):
+    run = Balanced()
+    run.train()
+    run.scheduler.step(loss)
+    assert run.scheduler.last_decision.lowered
+    assert run.scheduler.last_epoch == 1
+    assert run.scheduler.last_decision.reading.losses is None
+
+
+def test_an_int_is_taken_for_an_epoch():
+    run = Balanced()
+    run.train()
+    with pytest.warns(UserWarning, match="epoch parameter"):
+        run.scheduler.step(7)
+    assert run.scheduler.last_epoch == 7
+    run.train()
+    with pytest.warns(UserWarning, match="epoch parameter"):
+        run.scheduler.step(0.5, epoch=9)
+    assert run.scheduler.last_epoch == 9
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (torch.ones(2), r"a tensor of shape \(2,\)"),
+        (torch.tensor(3), r"a tensor of shape \(\)"),
+        ("0.5", "str"),
+        (True, "bool"),
+        ([0.5], "list"),
+    ],
+)
+def test_what_is_no_loss(loss, what):
+    with pytest.raises(TypeError, match=f"loss must be a number or a tensor .* got {what}: pass"):
+        Balanced().scheduler.step(loss)
 
 
 def test_a_rate_that_differs_from_min_lr_by_rounding_alone_is_not_lowered():

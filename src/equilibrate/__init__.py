@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     )
     from equilibrate.averages import HalfRunningMean
     from equilibrate.ensemble import Ensemble
+    from equilibrate.forecast import Forecaster
+    from equilibrate.gains import Forecast
     from equilibrate.observables import Snapshot
     from equilibrate.relations import Relation
 
@@ -32,6 +34,8 @@ __all__ = [
     "Decision",
     "Ensemble",
     "FDRScheduler",
+    "Forecast",
+    "Forecaster",
     "HalfRunningMean",
     "Monitor",
     "Reading",
@@ -50,6 +54,8 @@ __all__ = [
 
 _LAZY = {
     "Ensemble": "ensemble",
+    "Forecast": "gains",
+    "Forecaster": "forecast",
     "HalfRunningMean": "averages",
     "Relation": "relations",
     "Snapshot": "observables",

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from equilibrate.estimates import Estimate
+from equilibrate.gains import Forecast, Losses
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -41,6 +42,10 @@ class Reading:
     """Standard error of `residual`; nan if it is not known."""
     margin: float = field(default=math.nan, compare=False)
     """Half the width of the 95 % confidence interval of `residual`; nan if it is not known."""
+    forecasts: tuple[Forecast, ...] | None = field(default=None, repr=False, compare=False)
+    """Forecasts of what a cooldown would gain, for rules that need them; not saved in a state."""
+    losses: Losses | None = field(default=None, repr=False, compare=False)
+    """Training losses since the last lowering, for rules that need them; not saved in a state."""
 
     @property
     def residual(self) -> float:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from equilibrate._engine.hooks import unwrap
+from equilibrate._engine.recorder import Recorder, check_loss
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor
+
+if TYPE_CHECKING:
+    from equilibrate.forecast import Forecaster
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,15 @@ class FDRScheduler(LRScheduler):
         scale_invariant: Whether weights whose norm the loss does not depend on, such as those
             before a normalisation layer, take part in the decision; see `Monitor`.
         monitor: The monitor to read, if it is also used elsewhere.
+        forecaster: The forecaster to read, if the rule needs forecasts and it is also used
+            elsewhere.
         last_epoch: The index of the last epoch, as for any torch scheduler.
 
     Raises:
-        TypeError: If `monitor` is not a `Monitor`, or `rule` has no method `judge`.
-        ValueError: If a number is out of range, both `threshold` and `rule` or both `monitor` and
-            one of its settings are given, or the monitor watches another optimizer.
+        TypeError: If `monitor` is not a `Monitor`, `forecaster` not a `Forecaster`, or `rule` has
+            no method `judge`.
+        ValueError: If a number is out of range, arguments exclude each other, or the monitor or
+            the forecaster watches another optimizer.
 
     Example:
         >>> import torch
@@ -86,6 +93,7 @@ class FDRScheduler(LRScheduler):
         every: int | None = None,
         scale_invariant: bool | None = None,
         monitor: Monitor | None = None,
+        forecaster: Forecaster | None = None,
         last_epoch: int = -1,
     ) -> None:
         optimizer = unwrap(optimizer)
@@ -120,6 +128,9 @@ class FDRScheduler(LRScheduler):
             monitor = Monitor(optimizer, **{k: v for k, v in given.items() if v is not None})
         self.monitor = monitor
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
+        needs = getattr(self.rule, "needs", frozenset())
+        self.forecaster = _forecaster(forecaster, optimizer, needs, every)
+        self._losses = Recorder() if "losses" in needs else None
         self.factor = factor
         self.min_steps = min_steps
         self.min_lr = min_lr
@@ -133,29 +144,33 @@ class FDRScheduler(LRScheduler):
         """The lower bound on the learning rate of each group."""
         return _per_group(self.optimizer, self.min_lr)
 
-    def step(self, epoch: int | None = None) -> None:
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # as ReduceLROnPlateau's
+        self, loss: float | Tensor | None = None, epoch: int | None = None
+    ) -> None:
         """Decide whether to lower the learning rates, and set them.
 
-        If parameters are sharded over processes, every process must call it. All of them come to
-        the same decision.
+        If parameters are sharded over processes, or the rule needs losses and there are several
+        processes, every process must call it. All of them come to the same decision.
 
         Args:
+            loss: The mean training loss since the last call, or the loss of the last batch, for
+                rules that need it, as with `ReduceLROnPlateau`. A tensor is not waited for. Other
+                rules ignore it. An int is taken for an epoch, as torch's own schedulers do, and
+                anything that is not one number raises a `TypeError`.
             epoch: Deprecated by torch; do not pass it.
-
-        Raises:
-            TypeError: If a loss is passed, as to `ReduceLROnPlateau`.
         """
-        if not isinstance(epoch, int | None):
-            raise TypeError(
-                f"step() takes no metric, got {type(epoch).__name__}: this scheduler reads the "
-                "optimizer, so call scheduler.step()"
-            )
+        if type(loss) is int:
+            loss, epoch = None, loss
+        if loss is not None:
+            checked = check_loss(loss)
+            if self._losses is not None:
+                self._losses.add(self.monitor.step, checked)
         if getattr(self, "_is_initial", False):
             self._start(self._current())
         else:
             self.last_decision = self._decide()
             if self.last_decision.lowered:
-                self.monitor.reset()
+                self._restart()
         super().step(epoch)
 
     def __repr__(self) -> str:
@@ -168,13 +183,16 @@ class FDRScheduler(LRScheduler):
     def detach(self) -> None:
         """Remove the hooks of the monitor. The learning rate is not lowered any more."""
         self.monitor.detach()
+        if self.forecaster is not None:
+            self.forecaster.detach()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scheduler and its monitor, which `torch.load` reads by default.
 
         Under sharded training every process must call it.
         """
-        decision = asdict(self.last_decision)
+        reading = replace(self.last_decision.reading, **_WITHOUT)
+        decision = asdict(replace(self.last_decision, reading=reading))
         decision["lrs"] = list(decision["lrs"])
         min_lr = self.min_lr
         return {
@@ -190,6 +208,8 @@ class FDRScheduler(LRScheduler):
             "decided": self._decided,
             "decision": decision,
             "monitor": self.monitor.state_dict(),
+            "forecaster": None if self.forecaster is None else self.forecaster.state_dict(),
+            "losses": None if self._losses is None else self._losses.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -215,6 +235,10 @@ class FDRScheduler(LRScheduler):
         self.min_lr = state_dict["min_lr"]
         self.min_steps = state_dict["min_steps"]
         self.monitor.load_state_dict(state_dict["monitor"])
+        if self.forecaster is not None:
+            self.forecaster.load_state_dict(state_dict["forecaster"])
+        if self._losses is not None:
+            self._losses.load_state_dict(state_dict["losses"])
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._last_lr = list(state_dict["last_lr"])
@@ -229,8 +253,16 @@ class FDRScheduler(LRScheduler):
         self._start([float(lr) for lr in self.base_lrs])
         return self.get_lr()
 
-    def _start(self, lrs: Sequence[float]) -> None:
+    def _restart(self) -> None:
+        """Restart all averages, where the learning rate is a new one."""
         self.monitor.reset()
+        if self.forecaster is not None:
+            self.forecaster.reset()
+        if self._losses is not None:
+            self._losses.restart(self.monitor.step)
+
+    def _start(self, lrs: Sequence[float]) -> None:
+        self._restart()
         self._seen = self._decided = self.monitor.step
         reason = "started: the averaging window begins here"
         self.last_decision = Decision(False, reason, self.monitor.reading(), tuple(lrs))
@@ -257,7 +289,7 @@ class FDRScheduler(LRScheduler):
         if 0 < reading.count < self.min_steps:
             return wait(f"too few steps: {reading.count} of {self.min_steps} in the window")
         self._decided = self._seen
-        verdict = self.rule.judge(reading)
+        verdict = self.rule.judge(reading := self._complete(reading))
         lowered = [
             max(self.factor * lr, min(low, lr))
             for lr, low in zip(current, self.min_lrs, strict=True)
@@ -268,6 +300,45 @@ class FDRScheduler(LRScheduler):
             reason = f"{verdict.reason}, but lr is at min_lr"
             return Decision(False, reason, reading, tuple(current))
         return Decision(True, verdict.reason, reading, tuple(lowered))
+
+    def _complete(self, reading: Reading) -> Reading:
+        """Return a reading with what the rule needs beside it."""
+        if self.forecaster is not None:
+            reading = replace(reading, forecasts=self.forecaster.forecasts())
+        if self._losses is not None:
+            reading = replace(reading, losses=self._losses.losses())
+        return reading
+
+
+_WITHOUT: dict[str, Any] = {"forecasts": None, "losses": None}
+"""Attachments of a reading, which are not saved."""
+
+
+def _forecaster(
+    given: Forecaster | None, optimizer: Optimizer, needs: frozenset[str], every: int | None
+) -> Forecaster | None:
+    """Return the forecaster that a rule needs, or None if it needs none.
+
+    Raises:
+        TypeError: If the one given is not a forecaster.
+        ValueError: If it is of no use, or watches another optimizer.
+    """
+    if "forecasts" not in needs:
+        if given is not None:
+            raise ValueError("forecaster is of no use: the rule needs no forecasts; leave it out")
+        return None
+    from equilibrate.forecast import Forecaster  # not loaded where it is not needed
+
+    if given is None:
+        return Forecaster(optimizer) if every is None else Forecaster(optimizer, every=every)
+    if not isinstance(given, Forecaster):
+        raise TypeError(
+            f"forecaster must be an eq.Forecaster, got {type(given).__name__}: pass "
+            "eq.Forecaster(optimizer)"
+        )
+    if given.optimizer is not optimizer:
+        raise ValueError("forecaster watches another optimizer: pass eq.Forecaster(optimizer)")
+    return given
 
 
 def _settings(rule: Rule) -> dict[str, Any]:

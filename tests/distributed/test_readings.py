@@ -110,7 +110,9 @@ def test_a_reading_takes_one_small_reduction_for_each_group(processes, strategy,
         assert [len(sizes) for sizes in readings] == [groups] * 3
         # Both sides of eight parameters, and two counts of steps for each parameter group; for the
         # error bar 64 changes of each parameter, and as many counts for each parameter group.
-        assert {size for sizes in readings for size in sizes} == {3 * 8 + 2 * 2 + 64 * (8 + 2) + 8 * 8 * 2}
+        assert {size for sizes in readings for size in sizes} == {
+            3 * 8 + 2 * 2 + 64 * (8 + 2) + 8 * 8 * 2
+        }
 
 
 @pytest.mark.parametrize("first_whole", [False, True], ids=["always", "later"])

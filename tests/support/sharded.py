@@ -231,7 +231,7 @@ def rotations(strategy, kind, steps):
         resumed.load_state_dict(monitor.state_dict())
         found = [each.parameter_rotations() for each in (monitor, resumed)]
         turned = [{name: astuple(r) for name, r in each.items()} for each in found]
-        return turned, [astuple(each.reading()) for each in (monitor, resumed)]
+        return turned, [plain(each.reading()) for each in (monitor, resumed)]
 
     parts = parallel_of_data(strategy)
     part = dist.get_rank() * parts // dist.get_world_size()

@@ -30,6 +30,19 @@ def products(params: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
     return torch.stack(cells)
 
 
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return a·b in single or double precision; b may be sparse.
+
+    >>> dot(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+    tensor(11.)
+    """
+    x, y = flatten(a, b)
+    if _is_exact(x, y):
+        return x.dot(y)
+    (total,) = _in_pieces(lambda x, y: (x.dot(y),), x, y)
+    return total
+
+
 def gram(*lists: Sequence[Tensor]) -> Tensor:
     """Return a·a, a·b, …, b·b, … for each tensor of the lists a, b, …: a row for each tensor.
 

@@ -60,7 +60,7 @@ class Sums(Protocol):
 
 def choose(params: Sequence[Tensor]) -> Sums:
     """Return the fastest implementation for these parameters."""
-    if params[0].is_cuda and find_spec("triton") is not None and all(map(_is_dense, params)):
+    if params[0].is_cuda and find_spec("triton") is not None and all(map(is_dense, params)):
         from equilibrate._engine.sums_triton import TritonSums
 
         return TritonSums(params)
@@ -194,7 +194,7 @@ def _norms(params: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(params), 2, torch.float64)).square()
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements fill one stretch of memory, in whatever order."""
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     return tensor.permute(order).is_contiguous()

@@ -1,0 +1,113 @@
+"""Records losses in bounded memory, without waiting for the device that they are on."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from equilibrate.gains import Losses
+
+_CAPACITY = 512
+
+
+class Recorder:
+    """Losses handed over during training, and how many steps had been made each time.
+
+    When `_CAPACITY` entries are stored, neighbours are merged into their means. If the default
+    process group is initialized, losses are averaged over its processes when they are read, so
+    that all of them decide alike.
+    """
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(_CAPACITY, dtype=torch.float64)
+        self._steps: list[int] = []
+        self._counts: list[int] = []
+        self._start = 0
+
+    def restart(self, step: int) -> None:
+        """Forget all losses; the next one is of an interval that begins at this step."""
+        self._steps, self._counts, self._start = [], [], step
+
+    def add(self, step: int, loss: float | Tensor) -> None:
+        """Record a loss.
+
+        Args:
+            step: Number of steps so far.
+            loss: A number, or a tensor with one element.
+        """
+        if len(self._steps) == _CAPACITY:
+            self._merge()
+        place = self._sums[len(self._steps)]
+        if isinstance(loss, Tensor):
+            if loss.device != self._sums.device:
+                self._sums = self._sums.to(loss.device, non_blocking=True)
+                place = self._sums[len(self._steps)]
+            place.copy_(loss.detach().reshape(()))
+        else:
+            place.fill_(float(loss))
+        self._steps.append(step)
+        self._counts.append(1)
+
+    def losses(self) -> Losses:
+        """Return what was recorded. It waits for the device.
+
+        If there are several processes, all of them must call it.
+        """
+        counts = torch.zeros(_CAPACITY, dtype=torch.float64)
+        counts[: len(self._counts)] = torch.tensor(self._counts, dtype=torch.float64)
+        sums = torch.where(counts > 0, self._sums.cpu(), 0.0)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            both = torch.stack([sums, counts]).to(self._sums.device)
+            dist.all_reduce(both)
+            sums, counts = both.cpu()
+        kept = len(self._steps)
+        values = (sums[:kept] / counts[:kept]).tolist()
+        return Losses(self._start, tuple(self._steps), tuple(values))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, in numbers and tensors."""
+        return {
+            "start": self._start,
+            "steps": torch.tensor(self._steps, dtype=torch.int64),
+            "counts": torch.tensor(self._counts, dtype=torch.int64),
+            "sums": self._sums[: len(self._steps)].cpu(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        self._start = state["start"]
+        self._steps, self._counts = state["steps"].tolist(), state["counts"].tolist()
+        self._sums[: len(self._steps)] = state["sums"].to(self._sums.device)
+
+    def _merge(self) -> None:
+        half = _CAPACITY // 2
+        self._sums[:half] = self._sums.view(half, 2).sum(1)
+        self._steps = self._steps[1::2]
+        self._counts = [a + b for a, b in zip(self._counts[::2], self._counts[1::2], strict=True)]
+
+
+def check_loss(loss: object) -> float | Tensor:
+    """Return a loss that can be recorded.
+
+    Args:
+        loss: What a user has handed over.
+
+    Raises:
+        TypeError: If it is not a number or a tensor with one element.
+    """
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
+        return loss
+    if isinstance(loss, Real) and not isinstance(loss, bool):
+        return float(loss)
+    if hasattr(loss, "item") and getattr(loss, "size", None) == 1:  # a number of NumPy's
+        return float(loss.item())  # pyright: ignore[reportAttributeAccessIssue]
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
+    raise TypeError(
+        f"loss must be a number or a tensor with one element, got "
+        f"{what if isinstance(what, str) else what.__name__}: pass the mean training loss since "
+        "the last call"
+    )

@@ -1,0 +1,31 @@
+"""Forecasts under torch.distributed equal those of a single process, on every process."""
+
+import pytest
+import torch
+from support import sharded_forecasts as sharded
+
+STEPS = 18
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return sharded.single_forecasts(STEPS)
+
+
+@pytest.mark.parametrize("strategy", ["FSDP2", "HSDP", "TP, sequence", "FSDP2 in parts"])
+def test_sharded_forecasts_equal_those_of_a_single_process(processes, expected, strategy):
+    (single,), means = expected
+    for (found,), (loaded,), whole in processes.run(sharded.forecasts, strategy, STEPS):
+        assert found.undefined is None
+        assert found.gain.value == pytest.approx(single.gain.value, rel=1e-8)
+        assert found.gain.stderr == pytest.approx(single.gain.stderr, rel=1e-8)
+        assert loaded.gain.value == pytest.approx(found.gain.value, rel=1e-12)
+        for m, e in zip(whole, means, strict=True):
+            torch.testing.assert_close(m, e)
+
+
+def test_data_parallel_forecasts_need_no_communication_and_losses_are_averaged(processes, expected):
+    (single,), _ = expected
+    for (found,), losses in processes.run(sharded.data_parallel_losses, STEPS):
+        assert found.gain.value == pytest.approx(single.gain.value, rel=1e-8)
+        assert (losses.steps, losses.values) == ((STEPS,), (1.5,))

@@ -1,0 +1,44 @@
+"""Losses are recorded in bounded memory, and resumed as they were."""
+
+import pytest
+import torch
+
+from equilibrate._engine import recorder
+from equilibrate._engine.recorder import Recorder
+
+
+def test_losses_and_steps():
+    record = Recorder()
+    record.restart(10)
+    record.add(15, 2.0)
+    record.add(20, torch.tensor(1.5, requires_grad=True))
+    record.add(25, torch.tensor([1.0], dtype=torch.bfloat16))
+    losses = record.losses()
+    assert (losses.start, losses.steps, losses.values) == (10, (15, 20, 25), (2.0, 1.5, 1.0))
+    record.restart(25)
+    assert record.losses().steps == ()
+
+
+def test_neighbours_are_merged_when_the_memory_is_full(monkeypatch):
+    monkeypatch.setattr(recorder, "_CAPACITY", 8)
+    record = Recorder()
+    for step in range(1, 22):
+        record.add(step, float(step))
+    losses = record.losses()
+    assert len(losses.steps) <= 8
+    assert losses.steps[-1] == 21
+    begins = (0, *losses.steps[:-1])
+    means = [(b + 1 + e) / 2 for b, e in zip(begins, losses.steps, strict=True)]
+    assert losses.values == pytest.approx(means)
+
+
+def test_state_is_restored(tmp_path):
+    record, other = Recorder(), Recorder()
+    record.restart(3)
+    for step in range(600):
+        record.add(step, torch.tensor(float(step)))
+    torch.save(record.state_dict(), tmp_path / "state.pt")
+    other.load_state_dict(torch.load(tmp_path / "state.pt"))
+    for each in (record, other):
+        each.add(600, 1.0)
+    assert other.losses() == record.losses()
