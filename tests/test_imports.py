@@ -15,6 +15,7 @@ LAYERS = [
     "estimates",
     "telescoped",
     "gains",
+    "traces",
     "readings",
     "outlook",
     "observables",
