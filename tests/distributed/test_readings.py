@@ -91,8 +91,8 @@ def test_a_reading_takes_one_small_reduction_for_each_group(processes, strategy,
     for training, *readings in processes.run(sharded.collectives, strategy, 5):
         assert training == []
         assert [len(sizes) for sizes in readings] == [groups] * 3
-        # Both sides of eight parameters, and two counts of steps for each parameter group.
-        assert {size for sizes in readings for size in sizes} == {2 * 8 + 2 * 2}
+        # Both sides and the norm of eight parameters, and two counts of steps for each group.
+        assert {size for sizes in readings for size in sizes} == {3 * 8 + 2 * 2}
 
 
 @pytest.mark.parametrize("first_whole", [False, True], ids=["always", "later"])
