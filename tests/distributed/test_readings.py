@@ -108,11 +108,11 @@ def test_a_reading_takes_one_small_reduction_for_each_group(processes, strategy,
     for training, *readings in processes.run(sharded.collectives, strategy, 5):
         assert training == []
         assert [len(sizes) for sizes in readings] == [groups] * 3
-        # Both sides of eight parameters, and two counts of steps for each parameter group; for the
-        # error bar 64 changes of each parameter, and as many counts for each parameter group.
-        assert {size for sizes in readings for size in sizes} == {
-            3 * 8 + 2 * 2 + 64 * (8 + 2) + 8 * 8 * 2
-        }
+        # Both sides and the norm of eight parameters, and two counts of steps for each parameter
+        # group; for the error bar 64 changes of each parameter, and as many counts for each group;
+        # and eight pairs of sums of each parameter, which tell scale-invariant ones.
+        size = 3 * 8 + 2 * 2 + 64 * (8 + 2) + 8 * 8 * 2
+        assert {found for sizes in readings for found in sizes} == {size}
 
 
 @pytest.mark.parametrize("first_whole", [False, True], ids=["always", "later"])
