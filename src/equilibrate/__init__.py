@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from equilibrate.averages import HalfRunningMean
     from equilibrate.ensemble import Ensemble
     from equilibrate.observables import Snapshot
+    from equilibrate.recorder import Recorder
     from equilibrate.relations import Relation
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "HalfRunningMean",
     "Monitor",
     "Reading",
+    "Recorder",
     "Relation",
     "Snapshot",
     "estimates",
@@ -38,6 +40,7 @@ __all__ = [
 _LAZY = {
     "Ensemble": "ensemble",
     "HalfRunningMean": "averages",
+    "Recorder": "recorder",
     "Relation": "relations",
     "Snapshot": "observables",
 }

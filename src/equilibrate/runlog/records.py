@@ -1,7 +1,7 @@
 """Append-only JSONL records that survive a kill at any moment.
 
 The first line of a file is its header: the configuration and the environment of the run. Each
-further line is one row.
+further line is one row. A run that has ended may say so in a last line that is not a row.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -34,11 +35,23 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """The last line of the record of a run that has ended."""
+
+    status: str
+    """How it ended, such as "finished" or "failed: out of memory"."""
+    time: str
+    """When, in ISO format."""
+
+
+@dataclass(frozen=True, slots=True)
 class Records(Header):
     """The contents of a record file, of a finished or an interrupted run."""
 
     rows: list[Row]
     """The rows in the order in which they were written."""
+    end: End | None = None
+    """How the run ended; None if it is running, was killed, or did not record it."""
 
 
 class Writer:
@@ -109,6 +122,15 @@ class Writer:
         self._append(row)
         self.count += 1
 
+    def end(self, status: str = "finished") -> None:
+        """Append a last line that says how the run ended. It is not a row; resuming removes it.
+
+        Args:
+            status: How the run ended, such as "finished" or "failed: out of memory".
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._append({"end": {"status": status, "time": now}})
+
     def sync(self) -> None:
         """Flush all rows to the disk, so that they also survive a power failure."""
         os.fsync(self._file.fileno())
@@ -135,7 +157,7 @@ class Writer:
                 f"{self.path} was written with other settings ({_difference(written, config)}): "
                 "resume with the same settings, or overwrite it"
             )
-        rows = max(0, len(lines) - 1)
+        rows = sum(parse_end(line) is None for line in lines[1:])
         self.count = rows if keep is None else keep
         if rows < self.count:
             raise RecordError(
@@ -145,7 +167,7 @@ class Writer:
         self._file.truncate(sum(len(line) + 1 for line in lines[: 1 + self.count]))
 
     def _append(self, row: Row) -> None:
-        data = _encode(row)
+        data = encode(row)
         start = self._file.seek(0, os.SEEK_END)
         try:
             while data:  # a disk that is almost full accepts a part and fails at the next call
@@ -169,9 +191,11 @@ def read(path: Path | str) -> Records:
     Returns:
         Its header and its rows.
     """
-    lines = _complete_lines(_existing(path).read_bytes())
-    header, *rows = (_parse(path, line) for line in lines or [b""])
-    return Records(*_header_fields(path, header), rows)
+    header, *lines = _complete_lines(_existing(path).read_bytes()) or [b""]
+    ends = [end for line in lines[-1:] if (end := parse_end(line)) is not None]
+    rows = [_parse(path, line) for line in lines[: len(lines) - len(ends)]]
+    found = parse_header(path, header)
+    return Records(found.config, found.environment, rows, *ends)
 
 
 def read_header(path: Path | str) -> Header:
@@ -187,7 +211,72 @@ def read_header(path: Path | str) -> Header:
     """
     with open(_existing(path), "rb") as file:
         line = file.readline()
-    return Header(*_header_fields(path, _parse(path, line)))
+    return parse_header(path, line)
+
+
+def parse_header(path: Path | str, line: bytes) -> Header:
+    """Parse the first line of a record.
+
+    Args:
+        path: The file, for the message of an error.
+        line: Its first line.
+
+    Returns:
+        The configuration and the environment of the run.
+
+    Raises:
+        RecordError: If the file is not a record.
+    """
+    header = _parse(path, line)
+    if not (isinstance(header, dict) and {"config", "environment"} <= header.keys()):
+        raise RecordError(
+            f"{path} is not a record of equilibrate (its first line has no config and "
+            f"environment): {_REMOVE}"
+        )
+    return Header(header["config"], header["environment"])
+
+
+def parse_end(line: bytes) -> End | None:
+    """Parse the last line of a record.
+
+    >>> parse_end(b'{"end": {"status": "finished", "time": "2026-01-01T00:00:00+00:00"}}').status
+    'finished'
+    >>> parse_end(b'{"epoch": 1}')
+
+    Args:
+        line: A complete line.
+
+    Returns:
+        How the run ended; None if the line is a row.
+    """
+    if not line.startswith(b'{"end": {"status": '):  # no row is decoded twice
+        return None
+    return End(**json.loads(line)["end"])
+
+
+def encode(row: Row) -> bytes:
+    """Encode a row as a line of a record.
+
+    >>> json.loads(encode({"epoch": 1, "loss": math.nan}))
+    {'epoch': 1, 'loss': None}
+
+    Args:
+        row: A dict of numbers, strings, lists and dicts.
+
+    Returns:
+        The line, with null for numbers that are not finite.
+
+    Raises:
+        TypeError: If the row contains something else.
+    """
+    try:
+        return json.dumps(_to_json(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except TypeError as error:
+        types = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in row.items())
+        raise TypeError(
+            f"the row cannot be written as JSON ({error}); it has {types}: pass numbers and "
+            "strings, such as loss.item() and str(path)"
+        ) from error
 
 
 def _existing(path: Path | str) -> Path:
@@ -204,15 +293,6 @@ def _parse(path: Path | str, line: bytes) -> Any:
         raise RecordError(f"{path} is not a record of equilibrate ({error}): {_REMOVE}") from error
 
 
-def _header_fields(path: Path | str, header: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    if not (isinstance(header, dict) and {"config", "environment"} <= header.keys()):
-        raise RecordError(
-            f"{path} is not a record of equilibrate (its first line has no config and "
-            f"environment): {_REMOVE}"
-        )
-    return header["config"], header["environment"]
-
-
 def _open(path: Path) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,17 +305,6 @@ def _open(path: Path) -> BinaryIO:
 
 def _complete_lines(data: bytes) -> list[bytes]:
     return data.split(b"\n")[:-1]
-
-
-def _encode(row: Row) -> bytes:
-    try:
-        return json.dumps(_to_json(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except TypeError as error:
-        types = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in row.items())
-        raise TypeError(
-            f"the row cannot be written as JSON ({error}); it has {types}: pass numbers and "
-            "strings, such as loss.item() and str(path)"
-        ) from error
 
 
 def _to_json(value: Any) -> Any:
