@@ -11,6 +11,7 @@ from rich.console import Console
 
 from equilibrate import __version__
 from equilibrate.cli.landscape import landscape
+from equilibrate.cli.report import report
 from equilibrate.cli.reproduce import reproduce
 from equilibrate.cli.train import train
 from equilibrate.paper.data.datasets import DataError
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(landscape)
 app.command()(reproduce)
+app.command()(report)
 
 
 def run() -> None:
