@@ -14,6 +14,7 @@ from equilibrate.cli.landscape import landscape
 from equilibrate.cli.report import report
 from equilibrate.cli.reproduce import reproduce
 from equilibrate.cli.train import train
+from equilibrate.cli.watch import watch
 from equilibrate.paper.data.datasets import DataError
 from equilibrate.runlog.checkpoints import CheckpointError
 from equilibrate.runlog.records import RecordError
@@ -28,6 +29,7 @@ app.command()(train)
 app.command()(landscape)
 app.command()(reproduce)
 app.command()(report)
+app.command()(watch)
 
 
 def run() -> None:

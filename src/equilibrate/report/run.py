@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from equilibrate.runlog import records
 from equilibrate.runlog.records import End, RecordError, Row
+from equilibrate.runlog.runs import NAME
 
 Column = list[float | None]
 """One number for each row; None where it is undefined."""
@@ -81,7 +82,7 @@ class Run:
     end: End | None
     recorded: int
     """Number of rows in the record; columns have fewer if it was thinned."""
-    x: dict[str, Column]
+    x: dict[str, list[float]]
     """What the horizontal axis may show: `step`, and `epoch` and `time` (seconds) if recorded."""
     loss: Column
     left: Column
@@ -124,10 +125,23 @@ def load(path: Path | str, *, title: str | None = None, replica: int | None = No
     Returns:
         What is to be drawn.
     """
-    path = Path(path)
-    found = records.read(path)
-    name = path.absolute().parent.name if path.name == "train.jsonl" else path.stem
-    return from_records(found, title or name, replica)
+    return from_records(records.read(path), title or title_of(path), replica)
+
+
+def title_of(record: Path | str) -> str:
+    """Return the name of a run.
+
+    >>> title_of("runs/mine/train.jsonl"), title_of("other.jsonl")
+    ('mine', 'other')
+
+    Args:
+        record: Its record.
+
+    Returns:
+        The name of the folder, if the record has the usual name, or that of the file.
+    """
+    record = Path(record)
+    return record.absolute().parent.name if record.name == NAME else record.stem
 
 
 def from_records(found: records.Records, title: str, replica: int | None = None) -> Run:
@@ -214,17 +228,20 @@ def _kept(rows: Sequence[Row]) -> list[int]:
     return sorted(chosen)
 
 
-def _axes(rows: Sequence[Row]) -> dict[str, Column]:
-    step = _column(rows, "step")
-    axes: dict[str, Column] = {
-        "step": step if None not in step else [float(i + 1) for i in range(len(rows))]
-    }
-    if None not in (epoch := _column(rows, "epoch")):
-        axes["epoch"] = epoch
-    start = rows[0].get("time")
-    if all(_is_number(row.get("time")) for row in rows):
-        axes["time"] = [_rounded(row["time"] - start) for row in rows]
+def _axes(rows: Sequence[Row]) -> dict[str, list[float]]:
+    axes = {"step": _complete(rows, "step") or list(range(1, len(rows) + 1))}
+    if epochs := _complete(rows, "epoch"):
+        axes["epoch"] = epochs
+    if times := _complete(rows, "time"):
+        axes["time"] = [round(time - times[0], 3) for time in times]
     return axes
+
+
+def _complete(rows: Sequence[Row], name: str) -> list[float] | None:
+    """Return a column, or None if a row does not have it."""
+    values = [row.get(name) for row in rows]
+    found = [value for value in values if _is_number(value)]
+    return found if len(found) == len(rows) else None
 
 
 def _residual(row: Mapping[str, Any]) -> float | None:

@@ -67,9 +67,9 @@ def facts(run: Run) -> list[Fact]:
     Returns:
         Their names and values; those that were not recorded are left out.
     """
-    found = [Fact("Step", _whole(_last(run.x["step"])))]
+    found = [Fact("Step", _whole(run.x["step"][-1]))]
     if "epoch" in run.x:
-        found.append(Fact("Epoch", f"{_last(run.x['epoch']):.6g}"))
+        found.append(Fact("Epoch", f"{run.x['epoch'][-1]:.6g}"))
     if (loss := _last(run.loss)) is not None:
         found.append(Fact("Loss", f"{loss:.4g}"))
     if (residual := _last(run.residual)) is not None:

@@ -42,11 +42,12 @@ def dropped_path(record: Path | str) -> Path:
     return Path(record).with_suffix(_DROPPED)
 
 
-def find_record(run: Path | str) -> Path:
-    """Find the record of an existing run.
+def find_record(run: Path | str, *, missing_ok: bool = False) -> Path:
+    """Find the record of a run.
 
     Args:
         run: A record, or a folder that contains `train.jsonl` or one other record.
+        missing_ok: Whether to return where the record will be if there is none yet.
 
     Returns:
         The record.
@@ -64,6 +65,8 @@ def find_record(run: Path | str) -> Path:
     if found:
         names = ", ".join(p.name for p in found)
         raise RecordError(f"{folder} has several records ({names}): name one of them")
+    if missing_ok:
+        return path
     raise RecordError(
         f"{path} does not exist: record a run with equilibrate.Recorder({str(run)!r}, …), or with "
         "`equilibrate train`"
