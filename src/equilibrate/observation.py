@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import distributed
 
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
@@ -56,15 +59,21 @@ class Observer:
             raise TypeError(
                 f"source must be an eq.Monitor or an eq.FDRScheduler, got {type(source).__name__}"
             )
-        if layers:
-            monitor.parameter_readings()  # without names it raises now, not after the first epoch
-            if scheduler is not None:
-                scheduler.keep_layers = True
+        if layers and scheduler is not None:
+            scheduler.keep_layers = True
         self.monitor = monitor
         self.scheduler = scheduler
         self._layers = layers
         self._forecaster = forecaster or getattr(source, "forecaster", None)
         self._reported = scheduler.judgements[-1] if scheduler and scheduler.judgements else None
+
+    def check(self) -> None:
+        """Raise an error now, not after the first epoch, if layers have no names.
+
+        If parameters are sharded, every process must call it.
+        """
+        if self._layers:
+            self.monitor.parameter_readings()
 
     def observe(self) -> Observation:
         """Take an observation. It waits for the device.
@@ -108,3 +117,10 @@ class Observer:
             new.append(judgement)
         self._reported = new[0] if new else self._reported
         return tuple(reversed(new))
+
+
+def is_first_process() -> bool:
+    """Return whether this process is rank 0, which alone writes records and logs."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() == 0
+    return int(os.environ.get("RANK", "0")) == 0

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from equilibrate.monitor import Monitor
-from equilibrate.observation import Observation, Observer
+from equilibrate.observation import Observation, Observer, is_first_process
 from equilibrate.readings import Reading
 from equilibrate.runlog import records
 from equilibrate.runlog.lock import lock_record
@@ -23,8 +23,8 @@ from equilibrate.runlog.runs import dropped_path, record_path
 from equilibrate.scheduler import FDRScheduler
 
 _OWN = {
-    *("step", "time", "loss", "left", "right", "residual", "stderr", "count", "lr", "lrs"),
-    *("lowered", "reason", "judgements", "forecasts", "layers"),
+    *("step", "time", "loss", "left", "right", "residual", "stderr", "margin", "count"),
+    *("lr", "lrs", "lowered", "reason", "judgements", "forecasts", "layers"),
 }
 """Names in a row that the recorder writes itself."""
 _SYNC_SECONDS = 10.0
@@ -36,11 +36,21 @@ class Recorder:
     Call `record` after `scheduler.step()`, at the end of each epoch or, with `every`, at each step.
     Once it returns, killing the process does not lose the row.
 
-    A row has `step` and `time`; `loss`; both sides of FDR1 (`left`, `right`), their `residual`, its
-    standard error `stderr` if there is one, the number of steps in the window (`count`) and the
-    learning rate `lr` of the reading; the learning rate of each group from now on (`lrs`); for a
-    scheduler `lowered` and `reason`, and all of its `judgements` since the last row; `forecasts` if
-    there are any; `layers` on request; and what else you pass. Undefined numbers are null.
+    | key | value |
+    | --- | --- |
+    | `step`, `time` | optimizer steps so far; seconds since 1970 |
+    | `loss` | the mean of the losses that were given since the last row |
+    | `left`, `right`, `residual` | both sides of FDR1, and left/right − 1 |
+    | `stderr`, `margin` | its standard error, and half its 95 % interval, if known |
+    | `count`, `lr` | steps in the window; the learning rate in use |
+    | `lrs` | the learning rate of each group from now on |
+    | `lowered`, `reason` | schedulers: the decision |
+    | `judgements` | all decisions since the last row, if there were several |
+    | `forecasts` | the gain of a cooldown for each horizon, if there is a forecaster |
+    | `layers` | the reading of each parameter, on request |
+    | others | what else you pass |
+
+    Numbers that are undefined are null.
 
     With several processes create it on all of them and call `record` on all of them, since readings
     of sharded parameters are collective. Only rank 0 writes.
@@ -92,12 +102,14 @@ class Recorder:
         """The record."""
         self.every = every
         self._observer = Observer(source, layers=layers, forecaster=forecaster)
+        self._observer.check()
         self._losses = _Mean()
         self._closed = False
         self._called_at = self._observer.monitor.step
         # A checkpoint may be loaded after this. Then only `record` sees where the training resumes.
         self._resumes = mode == "resume" and self._called_at == 0
-        self._log = _Log(self.path, _header(self._observer, config), mode) if _writes() else None
+        header = _header(self._observer, config)
+        self._log = _Log(self.path, header, mode) if is_first_process() else None
         if self._log is not None and not self._resumes:
             self._log.drop_rows_after(self._called_at)
 
@@ -237,13 +249,6 @@ class _Mean:
         return mean
 
 
-def _writes() -> bool:
-    """Return whether this process writes: rank 0 does."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank() == 0
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def _header(observer: Observer, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the settings for the header, those of the user first."""
     groups = observer.monitor.optimizer.param_groups
@@ -296,7 +301,7 @@ def _row(seen: Observation, loss: float | None) -> records.Row:
     if len(seen.judgements) > 1:
         row["judgements"] = [dataclasses.asdict(judgement) for judgement in seen.judgements]
     if seen.forecasts:
-        row["forecasts"] = [_plain(dataclasses.asdict(forecast)) for forecast in seen.forecasts]
+        row["forecasts"] = [_forecast(forecast) for forecast in seen.forecasts]
     if any(reading.count for reading in seen.layers.values()):
         row["layers"] = {name: _sides(reading) for name, reading in seen.layers.items()}
     return row
@@ -304,8 +309,15 @@ def _row(seen: Observation, loss: float | None) -> records.Row:
 
 def _sides(reading: Reading) -> dict[str, float]:
     sides = {"left": reading.left, "right": reading.right, "residual": reading.residual}
-    stderr = getattr(reading, "stderr", None)
-    return sides if stderr is None or math.isnan(stderr) else {**sides, "stderr": stderr}
+    errors = {name: getattr(reading, name, math.nan) for name in ("stderr", "margin")}
+    return sides | {name: value for name, value in errors.items() if math.isfinite(value)}
+
+
+def _forecast(forecast: Any) -> dict[str, Any]:
+    gain = forecast.gain
+    found = {"horizon": forecast.horizon, "gain": gain.value}
+    found |= {"stderr": gain.stderr, "margin": gain.margin}
+    return found if forecast.undefined is None else {**found, "undefined": forecast.undefined}
 
 
 def _plain(value: Any, other: Callable[[Any], Any] = lambda value: value) -> Any:
