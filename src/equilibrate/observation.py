@@ -88,14 +88,16 @@ class Observer:
         reading = monitor.reading()
         if decision is not None and not reading.count:
             reading = decision.reading
-        forecasts = () if self._forecaster is None else tuple(self._forecaster.forecasts())
+        forecasts = getattr(reading, "forecasts", None)  # those that were judged
+        if forecasts is None and self._forecaster is not None:
+            forecasts = self._forecaster.forecasts()
         return Observation(
             step=monitor.step,
             reading=reading,
             lrs=tuple(float(group.get("lr", "nan")) for group in monitor.optimizer.param_groups),
             decision=decision,
             judgements=self._new_judgements(),
-            forecasts=forecasts,
+            forecasts=tuple(forecasts or ()),
             layers=self._layer_readings(),
         )
 

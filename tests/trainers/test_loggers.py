@@ -58,9 +58,12 @@ def test_tensorboard(tensorboard, tmp_path):
     decisions = events.Tensors("equilibrate/decision/text_summary")
     judged = [d for _, d in expected if not d.reason.startswith("too few")]
     assert len(decisions) == len(judged)
-    if math.isfinite(getattr(expected[0][1].reading, "margin", math.nan)):
+    if math.isfinite(getattr(expected[-1][1].reading, "margin", math.nan)):
         assert "custom_scalars__config__" in events.Tags()["tensors"]
-        assert "equilibrate/residual_low" in names
+        curves = [events.Scalars(f"equilibrate_interval/{k}") for k in ("residual", "low", "high")]
+        steps = [[event.step for event in curve] for curve in curves]
+        assert steps[0] == steps[1] == steps[2] != []
+        assert all(low.value < high.value for _, low, high in zip(*curves, strict=True))
 
 
 def test_a_summary_writer_of_the_user(tensorboard, tmp_path):

@@ -17,6 +17,7 @@ from equilibrate.scheduler import FDRScheduler, Judgement
 
 LAYERS_PREFIX = f"{PREFIX}_layers"
 """The first part of the names of layers, so that their many charts form a group of their own."""
+_INTERVAL = tuple(f"{PREFIX}_interval/{name}" for name in ("residual", "low", "high"))
 _MOST_DECISIONS = 200
 
 
@@ -124,7 +125,7 @@ class Logger:
 class TensorBoard:
     """Writes scalars, decisions as text, and a chart of the residual with its 95 % interval.
 
-    The chart is on the tab "Custom scalars". Texts are on the tab "Text": all decisions under
+    The chart is on the tab "Custom scalars"; its three curves are `equilibrate_interval/…`. Texts are on the tab "Text": all decisions under
     `equilibrate/decision`, and those that lowered the learning rate under `equilibrate/lowered`.
 
     Args:
@@ -146,12 +147,16 @@ class TensorBoard:
             numbers: The numbers by name.
             judgements: The decisions since the last call.
         """
-        band = [f"{PREFIX}/residual{end}" for end in ("", "_low", "_high")]
-        if not self._has_chart and numbers.keys() >= set(band):
-            self.writer.add_custom_scalars(
-                {PREFIX: {"residual and its interval": ["Margin", band]}}
-            )
-            self._has_chart = True
+        numbers = dict(numbers)
+        ends = [numbers.pop(f"{PREFIX}/residual_{end}", None) for end in ("low", "high")]
+        if None not in ends:
+            # The chart wants curves with the same steps; the first residuals have no interval.
+            values = [numbers[f"{PREFIX}/residual"], *ends]
+            numbers |= dict(zip(_INTERVAL, values, strict=True))
+            if not self._has_chart:
+                chart = {"residual and its interval": ["Margin", list(_INTERVAL)]}
+                self.writer.add_custom_scalars({PREFIX: chart})
+                self._has_chart = True
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
         for judgement in judgements:

@@ -76,28 +76,24 @@ def named_numbers(seen: Observation, lowered: bool | None) -> dict[str, float]:
     Returns:
         The numbers by name.
     """
-    found = _sides(seen.reading)
-    found["count"] = float(seen.reading.count)
+    reading = seen.reading
+    margin = getattr(reading, "margin", math.nan)
+    found = _sides(reading)
+    found |= {"residual_low": reading.residual - margin, "residual_high": reading.residual + margin}
+    found["count"] = float(reading.count)
     found |= _learning_rates(seen.lrs)
     if lowered is not None:
         found["lowered"] = float(lowered)
     for forecast in seen.forecasts:
         name = f"forecast/gain_{forecast.horizon}"
         found |= {name: forecast.gain.value, f"{name}_margin": forecast.gain.margin}
-    for name, reading in seen.layers.items():
-        found |= {f"layers/{name}/{side}": value for side, value in _sides(reading).items()}
+    for name, of_layer in seen.layers.items():
+        found |= {f"layers/{name}/{side}": value for side, value in _sides(of_layer).items()}
     return {f"{PREFIX}/{name}": value for name, value in found.items() if math.isfinite(value)}
 
 
 def _sides(reading: Reading) -> dict[str, float]:
-    margin = getattr(reading, "margin", math.nan)
-    return {
-        "left": reading.left,
-        "right": reading.right,
-        "residual": reading.residual,
-        "residual_low": reading.residual - margin,
-        "residual_high": reading.residual + margin,
-    }
+    return {"left": reading.left, "right": reading.right, "residual": reading.residual}
 
 
 def _learning_rates(lrs: tuple[float, ...]) -> dict[str, float]:
