@@ -125,8 +125,9 @@ class Logger:
 class TensorBoard:
     """Writes scalars, decisions as text, and a chart of the residual with its 95 % interval.
 
-    The chart is on the tab "Custom scalars"; its three curves are `equilibrate_interval/…`. Texts are on the tab "Text": all decisions under
-    `equilibrate/decision`, and those that lowered the learning rate under `equilibrate/lowered`.
+    The chart is on the tab "Custom scalars"; its three curves are `equilibrate_interval/…`. Texts
+    are on the tab "Text": all decisions under `equilibrate/decision`, and those that lowered the
+    learning rate under `equilibrate/lowered`.
 
     Args:
         writer: A `torch.utils.tensorboard.SummaryWriter`, or a folder to write to.
