@@ -57,7 +57,7 @@ def test_once_shows_everything_that_was_recorded(tmp_path, width):
         "residual L/R − 1 0.083 ± 0.020",
         "loss 0.167",
         "learning rate 0.1",
-        "gain of a cooldown over 150 steps 0.250 ± 0.030",
+        "cooldown of 150 steps gains 0.250 ± 0.030",
         "reason 6",
         "lowered 1 ×, last at step 400: reason 4",
         "layers by |L/R − 1|, 8 of 10",

@@ -65,8 +65,8 @@ def test_facts(run):
         ("L/R − 1", "2.00 ± 0.20"),
         ("Learning rate", "0.0125, 0.2"),
         ("Lowered", "3 times"),
+        ("Cooldown of 150 steps gains", "0.002 ± 0.010"),
         ("Last decision", "equilibrated <at> 60"),
-        ("Gain of a cooldown over 150 steps", "0.002 ± 0.010"),
     ]
 
 

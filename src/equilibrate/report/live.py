@@ -132,7 +132,7 @@ class Dashboard:
             if number == 0 or len(set(rates)) > 1:
                 charts.append(_chart(name, rates, width, "yellow", _log_or_linear(rates)))
         for gain in run.gains:
-            name = f"gain of a cooldown over {gain.horizon} steps"
+            name = f"cooldown of {gain.horizon} steps gains"
             charts.append(_chart(name, gain.gain, width, "magenta", None, gain.margin[-1]))
         return charts
 

@@ -81,11 +81,12 @@ def facts(run: Run) -> list[Fact]:
     if run.decisions:
         times = sum(made.lowered for made in run.decisions)
         found.append(Fact("Lowered", f"{times} time{'s' * (times != 1)}"))
-        found.append(Fact("Last decision", run.decisions[-1].reason, wide=True))
     for gain in run.gains:
         if gain.gain[-1] is not None:
             value = format_number(gain.gain[-1], gain.margin[-1])
-            found.append(Fact(f"Gain of a cooldown over {gain.horizon} steps", value))
+            found.append(Fact(f"Cooldown of {gain.horizon} steps gains", value))
+    if run.decisions:
+        found.append(Fact("Last decision", run.decisions[-1].reason, wide=True))
     return found
 
 
