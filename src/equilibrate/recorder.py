@@ -47,7 +47,7 @@ class Recorder:
     | `lowered`, `reason` | schedulers: the decision |
     | `judgements` | all decisions since the last row, if there were several |
     | `forecasts` | the gain of a cooldown for each horizon, if there is a forecaster |
-    | `layers` | the reading of each parameter, on request |
+    | `layers` | the reading of each parameter, on request, with six digits |
     | others | what else you pass |
 
     Numbers that are undefined are null.
@@ -303,7 +303,7 @@ def _row(seen: Observation, loss: float | None) -> records.Row:
     if seen.forecasts:
         row["forecasts"] = [_forecast(forecast) for forecast in seen.forecasts]
     if any(reading.count for reading in seen.layers.values()):
-        row["layers"] = {name: _sides(reading) for name, reading in seen.layers.items()}
+        row["layers"] = {name: _shortened(_sides(reading)) for name, reading in seen.layers.items()}
     return row
 
 
@@ -311,6 +311,11 @@ def _sides(reading: Reading) -> dict[str, float]:
     sides = {"left": reading.left, "right": reading.right, "residual": reading.residual}
     errors = {name: getattr(reading, name, math.nan) for name in ("stderr", "margin")}
     return sides | {name: value for name, value in errors.items() if math.isfinite(value)}
+
+
+def _shortened(sides: dict[str, float]) -> dict[str, float]:
+    """Return numbers with six digits: there may be hundreds of layers in each row."""
+    return {name: float(f"{value:.6g}") for name, value in sides.items()}
 
 
 def _forecast(forecast: Any) -> dict[str, Any]:

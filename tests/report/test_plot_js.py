@@ -40,6 +40,9 @@ EXPECTED = {
     "[0, -1234567, 0.01234, -0.5, 1.5e-5, 2.34e7, null].map((v) => Plot.format(v))": [
         *("0", "−1\u202f234\u202f567", "0.0123", "−0.5", "1.50e−5", "23\u202f400\u202f000", "–"),
     ],
+    "Plot.shortNames(['net.layers.1.weight', 'net.layers.12.bias'])": ["1.weight", "12.bias"],
+    "Plot.shortNames(['0.weight', '2.bias'])": ["0.weight", "2.bias"],
+    "Plot.shortNames(['weight'])": ["weight"],
     "[12.34, 75, 3725].map(Plot.formatTime)": ["12.3 s", "1 min 15 s", "1 h 02 min"],
     "[0, 3, -9, null].map(Plot.shade)": [0, 1, -1, None],
     "Plot.diverging(null)": None,

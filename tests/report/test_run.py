@@ -59,6 +59,12 @@ def test_rates_of_a_record_of_the_train_command():
     assert found.threshold == 0.02
 
 
+def test_rates_after_a_decision_and_another_name_of_the_loss():
+    found = made([{"step": 1, "lr": 0.1, "next_lr": 0.05, "train_loss": 3.0}])
+    assert (found.lrs, found.lrs_from_now_on) == ([[0.05]], True)
+    assert (found.loss, found.others) == ([3.0], {})
+
+
 def test_all_judgements_of_a_row_are_decisions():
     judgements = [
         {"step": 120, "lowered": True, "reason": "equilibrated", "lrs": [0.05]},
@@ -100,11 +106,13 @@ def test_layers():
 
 
 def test_long_records_are_thinned_and_keep_each_lowering():
-    layers = {"a": {"residual": 1.0}}
-    rows = [row(k, lowered=k in (777, 3333), layers=layers) for k in range(1, 9002)]
+    layers = {"layers": {"a": {"residual": 1.0}}}
+    rows = [
+        row(k, lowered=k in (777, 3333), **(layers if k % 7 == 0 else {})) for k in range(1, 9002)
+    ]
     found = made(rows)
     assert found.recorded == 9001
-    assert len(found.loss) <= run.MOST_ROWS + 3
+    assert len(found.loss) <= run.MOST_ROWS + run.MOST_COLUMNS + 3
     steps = found.x["step"]
     assert (steps[0], steps[-1]) == (100, 900100)
     lowered = [d for d in found.decisions if d.lowered]
@@ -112,8 +120,9 @@ def test_long_records_are_thinned_and_keep_each_lowering():
     assert sum(d.row >= 0 for d in found.decisions) == len(found.loss)
     assert len(found.decisions) == 9001
     assert found.layers is not None
-    assert len(found.layers.rows) <= run.MOST_COLUMNS + 1
-    assert found.layers.rows[-1] == len(found.loss) - 1
+    assert run.MOST_COLUMNS / 2 < len(found.layers.rows) <= run.MOST_COLUMNS + 1
+    assert [steps[i] % 700 for i in found.layers.rows] == [0] * len(found.layers.rows)
+    assert found.layers.residual == [[1.0] * len(found.layers.rows)]
 
 
 def test_one_replica_of_an_ensemble():

@@ -84,6 +84,7 @@ def test_the_data_are_those_of_the_run(html, run):
     assert found is not None
     data = json.loads(found[1])
     assert data["loss"] == run.loss
+    assert list(data["x"]) == ["step", "epoch", "time"]
     assert data["x"] == run.x
     assert data["threshold"] == 0.01
     assert data["others"] == {"accuracy </script>": run.others["accuracy </script>"]}
@@ -103,7 +104,7 @@ def test_the_page_loads_nothing_and_holds_its_scripts_unchanged(html):
 
 def test_a_page_of_almost_nothing():
     html = render(from_records(Records({}, {}, [{"loss": 1.0}]), "mine"))
-    assert "Running or interrupted · 1 row<" in html
+    assert "End not recorded · 1 row<" in html
     assert "<h2>Lowerings" not in html
     assert "<h2>Layers" not in html
 

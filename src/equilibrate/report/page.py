@@ -88,4 +88,5 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.policies["json.dumps_kwargs"] = {}  # keys keep their order
     return environment.get_template(name)

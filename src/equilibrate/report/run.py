@@ -24,7 +24,7 @@ _CONFIDENCE = 0.95
 _DIGITS = 6
 _KNOWN = {
     *("step", "time", "epoch", "loss", "left", "right", "residual", "stderr", "margin", "count"),
-    *("lr", "lrs", "lowered", "reason", "judgements", "forecasts", "layers"),
+    *("lr", "lrs", "next_lr", "lowered", "reason", "judgements", "forecasts", "layers"),
 }
 
 
@@ -168,13 +168,13 @@ def from_records(found: records.Records, title: str, replica: int | None = None)
         raise RecordError("the record has no rows yet: wait for the first one")
     rows = _one_replica(found.rows, replica)
     decisions = _decisions(rows)
-    kept = _kept(rows)
+    with_layers = _with_layers(rows)
+    kept = _kept(rows, with_layers)
     place = {row: i for i, row in enumerate(kept)}
     decisions = [
         Decision(place.get(d.row, -1), d.step, d.lowered, d.reason, d.lrs) for d in decisions
     ]
     rows = [rows[i] for i in kept]
-    from_now_on = any("lrs" in row for row in rows)
     return Run(
         title=title,
         config=found.config,
@@ -182,18 +182,18 @@ def from_records(found: records.Records, title: str, replica: int | None = None)
         end=found.end,
         recorded=len(found.rows),
         x=_axes(rows),
-        loss=_column(rows, "loss"),
+        loss=_column(rows, _loss_name(rows)),
         left=_column(rows, "left"),
         right=_column(rows, "right"),
         residual=[_rounded(_residual(row)) for row in rows],
         margin=[_rounded(_margin(row)) for row in rows],
         count=_column(rows, "count"),
         lrs=_rates(rows),
-        lrs_from_now_on=from_now_on,
+        lrs_from_now_on=any("lrs" in row or "next_lr" in row for row in rows),
         reasons=[row.get("reason") for row in rows],
         decisions=decisions,
         gains=_gains(rows),
-        layers=_layers(rows),
+        layers=_layers(rows, [place[i] for i in with_layers]),
         others=_others(rows),
     )
 
@@ -220,10 +220,17 @@ def _one_replica(rows: Sequence[Row], replica: int | None) -> list[Row]:
     ]
 
 
-def _kept(rows: Sequence[Row]) -> list[int]:
-    """Return which rows are drawn: all if there are few, or evenly many and all lowerings."""
+def _with_layers(rows: Sequence[Row]) -> list[int]:
+    """Return which rows make up the heat map of layers."""
+    found = [i for i, row in enumerate(rows) if row.get("layers")]
+    stride = math.ceil(len(found) / MOST_COLUMNS) or 1
+    return sorted({*found[::stride], *found[-1:]})
+
+
+def _kept(rows: Sequence[Row], needed: Sequence[int]) -> list[int]:
+    """Return which rows are drawn: all if there are few, or evenly many and those needed."""
     stride = math.ceil(len(rows) / MOST_ROWS)
-    chosen = {*range(0, len(rows), stride), len(rows) - 1}
+    chosen = {*range(0, len(rows), stride), len(rows) - 1, *needed}
     chosen |= {i for i, row in enumerate(rows) if row.get("lowered")}
     return sorted(chosen)
 
@@ -261,18 +268,22 @@ def _margin(row: Mapping[str, Any]) -> float | None:
 
 def _rates(rows: Sequence[Row]) -> list[Column]:
     """Return a column for each parameter group."""
-    found = [row.get("lrs", row.get("lr")) for row in rows]
-    lists = [rates if isinstance(rates, list) else [rates] for rates in found]
+    lists = [_row_rates(row) for row in rows]
     groups = max(map(len, lists))
     return [[_rounded(r[g]) if g < len(r) else None for r in lists] for g in range(groups)]
+
+
+def _row_rates(row: Row) -> list[float | None]:
+    """Return the learning rate of each group: from now on if it was recorded."""
+    rates = next((row[name] for name in ("lrs", "next_lr", "lr") if name in row), None)
+    return rates if isinstance(rates, list) else [rates]
 
 
 def _decisions(rows: Sequence[Row]) -> list[Decision]:
     found = []
     for i, row in enumerate(rows):
-        rates = row.get("lrs", row.get("lr"))
         one = {"step": row.get("step"), "lowered": row.get("lowered"), "reason": row.get("reason")}
-        one["lrs"] = rates if isinstance(rates, list) else [rates]
+        one["lrs"] = _row_rates(row)
         for made in row.get("judgements", [one]):
             if made["reason"] is not None:
                 lowered = bool(made["lowered"])
@@ -293,12 +304,9 @@ def _gains(rows: Sequence[Row]) -> list[Gain]:
     ]
 
 
-def _layers(rows: Sequence[Row]) -> Layers | None:
-    with_layers = [i for i, row in enumerate(rows) if row.get("layers")]
-    if not with_layers:
+def _layers(rows: Sequence[Row], chosen: list[int]) -> Layers | None:
+    if not chosen:
         return None
-    stride = math.ceil(len(with_layers) / MOST_COLUMNS)
-    chosen = sorted({*with_layers[::stride], with_layers[-1]})
     names = list(dict.fromkeys(name for i in chosen for name in rows[i]["layers"]))
 
     def each(function: Any) -> list[Column]:
@@ -309,8 +317,13 @@ def _layers(rows: Sequence[Row]) -> Layers | None:
     return Layers(names, chosen, each(_residual), each(_margin), rows[chosen[-1]]["layers"])
 
 
+def _loss_name(rows: Sequence[Row]) -> str:
+    return "loss" if any("loss" in row for row in rows) else "train_loss"
+
+
 def _others(rows: Sequence[Row]) -> dict[str, Column]:
-    names = dict.fromkeys(name for row in rows for name in row if name not in _KNOWN)
+    known = {*_KNOWN, _loss_name(rows)}
+    names = dict.fromkeys(name for row in rows for name in row if name not in known)
     columns = {name: _column(rows, name) for name in names}
     return {name: column for name, column in columns.items() if any(v is not None for v in column)}
 

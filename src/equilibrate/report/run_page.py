@@ -91,7 +91,7 @@ def facts(run: Run) -> list[Fact]:
 
 
 def _status(run: Run) -> str:
-    parts = [run.end.status.capitalize() if run.end else "Running or interrupted"]
+    parts = [run.end.status.capitalize() if run.end else "End not recorded"]
     if run.end:
         parts.append(run.end.time.replace("T", " ").replace("+00:00", " UTC"))
     parts.append(f"{run.recorded} row{'s' * (run.recorded != 1)}")

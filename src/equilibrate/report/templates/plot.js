@@ -190,6 +190,15 @@ const Plot = (() => {
     return text.replace(/-/g, "−");
   }
 
+  // The names without the beginning that all of them share, up to a dot.
+  function shortNames(names) {
+    if (names.length < 2) return names;
+    let end = 0;
+    while (end < names[0].length && names.every((name) => name[end] === names[0][end])) end++;
+    end = names[0].lastIndexOf(".", end - 1) + 1;
+    return names.map((name) => name.slice(end));
+  }
+
   function formatTime(seconds) {
     if (!isNumber(seconds)) return "–";
     const whole = Math.round(seconds);
@@ -217,7 +226,7 @@ const Plot = (() => {
 
   return {
     isNumber, extent, bulk, padded, linearTicks, logTicks, symlogTicks, apart, scale, linePath, stepPath,
-    bandPath, nearest, borders, format, formatTime, shade, diverging,
+    bandPath, nearest, borders, format, shortNames, formatTime, shade, diverging,
   };
 })();
 if (typeof module !== "undefined") module.exports = Plot;

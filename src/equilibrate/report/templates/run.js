@@ -179,7 +179,9 @@
     return g;
   }
 
-  const tickCount = (width) => Math.max(2, Math.round(width / 110));
+  // As many ticks as fit with their labels.
+  const tickCount = (width) => Math.max(2,
+    Math.floor(width / (60 + 7 * Plot.format(xDomain()[1], 4).length)));
 
   // The labels of the horizontal axis; its name stands at the end.
   function xTexts(width, height, x) {
@@ -297,7 +299,8 @@
   function drawLayers(panel, layers) {
     const width = Math.max(280, panel.plot.clientWidth);
     const most = width < 600 ? 14 : 26;
-    const longest = Math.min(most, Math.max(...layers.names.map((n) => n.length)));
+    const names = Plot.shortNames(layers.names);
+    const longest = Math.min(most, Math.max(...names.map((n) => n.length)));
     panel.left = Math.max(MARGIN.left, 12 + 6.2 * longest);
     const size = Math.max(1, Math.min(18, Math.floor(480 / layers.names.length)));
     const height = MARGIN.top + size * layers.names.length + MARGIN.bottom;
@@ -318,7 +321,7 @@
     canvas.style.cssText = `left:${100 * panel.left / width}%;top:${100 * MARGIN.top / height}%;`
       + `width:${100 * inside / width}%;height:${100 * size * layers.names.length / height}%`;
     const stride = Math.max(1, Math.ceil(11 / size));
-    const labels = layers.names.map((name, r) => [name, r]).filter(([, r]) => r % stride === 0);
+    const labels = names.map((name, r) => [name, r]).filter(([, r]) => r % stride === 0);
     panel.cursor = make("g");
     panel.drag = make("rect", { class: "drag", y: MARGIN.top, height: size * layers.names.length,
       width: 0 });
