@@ -321,7 +321,7 @@ def test_undefined_numbers_are_null_and_losses_may_be_nan(tmp_path):
 def test_kills_lose_nothing(tmp_path):
     """In a process of its own, which forks: see `support.recorded`."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "support.recorded", str(tmp_path), "6", "0"],
+        [sys.executable, "-W", "error", "-m", "support.recorded", str(tmp_path), "5", "0"],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,

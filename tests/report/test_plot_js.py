@@ -6,6 +6,7 @@ import pytest
 from support.browser import evaluate
 
 SOURCE = files("equilibrate.report").joinpath("templates/plot.js").read_text(encoding="utf-8")
+COLOURS = "[3, 4, 5, 6, 7, 8, 9, 10].map((k) => [-k, k].map((t) => Plot.diverging(t / 10)))"
 EXPECTED = {
     "Plot.extent([3, null, -1, NaN])": [-1, 3],
     "Plot.extent([null])": None,
@@ -45,15 +46,16 @@ EXPECTED = {
     "Plot.shortNames(['weight'])": ["weight"],
     "[12.34, 75, 3725].map(Plot.formatTime)": ["12.3 s", "1 min 15 s", "1 h 02 min"],
     "[0, 3, -9, null].map(Plot.shade)": [0, 1, -1, None],
-    "Plot.diverging(null)": None,
+    "[null, 0].map(Plot.diverging)": [None, [247, 247, 247]],
 }
 
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
-    expressions = ", ".join(f"({expression})" for expression in EXPECTED)
+    names = [*EXPECTED, COLOURS]
+    expressions = ", ".join(f"({expression})" for expression in names)
     found = evaluate(f"{SOURCE}\n[{expressions}]", tmp_path_factory.mktemp("script"))
-    return dict(zip(EXPECTED, found, strict=True))
+    return dict(zip(names, found, strict=True))
 
 
 @pytest.mark.parametrize("expression", EXPECTED)
@@ -61,13 +63,7 @@ def test_value(values, expression):
     assert values[expression] == EXPECTED[expression]
 
 
-def test_colours_of_opposite_signs_differ_for_every_kind_of_colour_vision(tmp_path):
+def test_colours_of_opposite_signs_differ_for_every_kind_of_colour_vision(values):
     """Equal residuals of opposite sign differ in blue, which the common deficiencies leave."""
-    shades = [0.1 * k for k in range(3, 11)]
-    pairs = evaluate(
-        f"{SOURCE}\n{shades}.map((t) => [Plot.diverging(-t), Plot.diverging(t)])", tmp_path
-    )
-    for (_, _, blue), (_, _, other) in pairs:
+    for (_, _, blue), (_, _, other) in values[COLOURS]:
         assert blue - other > 60
-    middle = evaluate(f"{SOURCE}\nPlot.diverging(0)", tmp_path)
-    assert middle == [247, 247, 247]

@@ -1,7 +1,7 @@
 """A record is followed while it grows, is cut, is replaced and ends."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equilibrate.runlog.records import RecordError, Writer, read
@@ -74,6 +74,7 @@ def record(tmp_path_factory):
     return path
 
 
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 40), max_size=12))
 def test_any_way_of_reading_in_parts_gives_all_rows(record, sizes):
     data, part = record.read_bytes(), record.with_name("part.jsonl")

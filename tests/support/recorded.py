@@ -18,7 +18,7 @@ import torch
 import equilibrate as eq
 from equilibrate.runlog import checkpoints, records
 
-EPOCHS, STEPS = 60, 10
+STEPS = 10
 
 
 def noisy_steps(optimizer, steps, generator=None):
@@ -35,8 +35,8 @@ def train(
     folder: Path,
     report: Callable[[int], None] = lambda step: None,
     *,
-    epochs: int = EPOCHS,
-    load_first: bool = True,
+    epochs: int,
+    load_first: int = True,
 ) -> None:
     """Train and record, and save a checkpoint after every third epoch; resume if there is one."""
     generator = torch.Generator().manual_seed(0)
@@ -114,22 +114,25 @@ def killed(folder: Path, *, kills: int, seed: int) -> int:
         The number of rows that were reported before the kills.
     """
     generator = random.Random(seed)
-    train(folder / "straight")
+    epochs = 8 * (kills + 1)  # more than it makes between two kills
+    train(folder / "straight", epochs=epochs)
     run, reported = folder / "killed", 0
     for _ in range(kills):
         after, more = generator.randrange(12), generator.uniform(0.0, 0.01)
-        steps = _killed_once(run, after, more, load_first=generator.random() < 0.5)
+        first = generator.random() < 0.5
+        steps = _killed_once(run, after, more, epochs=epochs, load_first=first)
         reported += len(steps)
         if steps:
             present = [row["step"] for row in rows(run)]
             assert steps in (present[-len(steps) :], present[-len(steps) - 1 : -1])
-    train(run)
+    assert len(rows(run)) < epochs, "the run ended before the last kill"
+    train(run, epochs=epochs)
     assert rows(run) == rows(folder / "straight")
     assert records.read(run / "train.jsonl").end is not None
     return reported
 
 
-def _killed_once(run: Path, after: int, more: float, load_first: bool) -> list[int]:
+def _killed_once(run: Path, after: int, more: float, **options: int) -> list[int]:
     """Train in a child, and kill it `more` seconds after it has reported `after` rows.
 
     Returns:
@@ -140,7 +143,7 @@ def _killed_once(run: Path, after: int, more: float, load_first: bool) -> list[i
     if child == 0:
         try:
             os.close(reading)
-            train(run, lambda step: _tell(writing, step), load_first=load_first)
+            train(run, lambda step: _tell(writing, step), **options)
             os.kill(os.getpid(), signal.SIGKILL)  # it has ended already
         finally:
             os._exit(1)
