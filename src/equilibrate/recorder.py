@@ -203,13 +203,15 @@ class _Log:
         path = self._writer.path
         rows = records.read(path).rows
         kept = next((i for i, row in enumerate(rows) if row.get("step", 0) > step), len(rows))
-        if kept < len(rows):
-            with open(dropped_path(path), "ab") as file:
-                file.writelines(records.encode(row) for row in rows[kept:])
-                file.flush()
-                os.fsync(file.fileno())
-            self._writer.close()
-            self._writer = records.Writer(path, config=self._config, mode="resume", keep=kept)
+        if kept == len(rows):
+            return
+        lines = path.read_bytes().splitlines(keepends=True)[1:]  # without the header
+        with open(dropped_path(path), "ab") as file:
+            file.writelines(lines[kept : len(rows)])
+            file.flush()
+            os.fsync(file.fileno())
+        self._writer.close()
+        self._writer = records.Writer(path, config=self._config, mode="resume", keep=kept)
 
     def close(self, status: str) -> None:
         self._writer.end(status)

@@ -150,14 +150,14 @@ class Writer:
     def _resume(self, config: dict[str, Any], keep: int | None) -> None:
         # Check that the file belongs to this run, and remove the rows after the first `keep`.
         data = self.path.read_bytes()
-        lines = _complete_lines(data)
+        lines, _ = split_end(_complete_lines(data))
         written = json.loads(lines[0])["config"] if lines else None
         if data and written != _to_json(config):
             raise RecordError(
                 f"{self.path} was written with other settings ({_difference(written, config)}): "
                 "resume with the same settings, or overwrite it"
             )
-        rows = sum(parse_end(line) is None for line in lines[1:])
+        rows = max(0, len(lines) - 1)
         self.count = rows if keep is None else keep
         if rows < self.count:
             raise RecordError(
@@ -167,7 +167,7 @@ class Writer:
         self._file.truncate(sum(len(line) + 1 for line in lines[: 1 + self.count]))
 
     def _append(self, row: Row) -> None:
-        data = encode(row)
+        data = _encode(row)
         start = self._file.seek(0, os.SEEK_END)
         try:
             while data:  # a disk that is almost full accepts a part and fails at the next call
@@ -191,11 +191,9 @@ def read(path: Path | str) -> Records:
     Returns:
         Its header and its rows.
     """
-    header, *lines = _complete_lines(_existing(path).read_bytes()) or [b""]
-    ends = [end for line in lines[-1:] if (end := parse_end(line)) is not None]
-    rows = [_parse(path, line) for line in lines[: len(lines) - len(ends)]]
-    found = parse_header(path, header)
-    return Records(found.config, found.environment, rows, *ends)
+    lines, end = split_end(_complete_lines(_existing(path).read_bytes()))
+    header, *rows = (_parse(path, line) for line in lines or [b""])
+    return Records(*_header_fields(path, header), rows, end)
 
 
 def read_header(path: Path | str) -> Header:
@@ -211,72 +209,24 @@ def read_header(path: Path | str) -> Header:
     """
     with open(_existing(path), "rb") as file:
         line = file.readline()
-    return parse_header(path, line)
+    return Header(*_header_fields(path, _parse(path, line)))
 
 
-def parse_header(path: Path | str, line: bytes) -> Header:
-    """Parse the first line of a record.
+def split_end(lines: list[bytes]) -> tuple[list[bytes], End | None]:
+    """Split the last line of a record off, if it says how the run ended.
 
-    Args:
-        path: The file, for the message of an error.
-        line: Its first line.
-
-    Returns:
-        The configuration and the environment of the run.
-
-    Raises:
-        RecordError: If the file is not a record.
-    """
-    header = _parse(path, line)
-    if not (isinstance(header, dict) and {"config", "environment"} <= header.keys()):
-        raise RecordError(
-            f"{path} is not a record of equilibrate (its first line has no config and "
-            f"environment): {_REMOVE}"
-        )
-    return Header(header["config"], header["environment"])
-
-
-def parse_end(line: bytes) -> End | None:
-    """Parse the last line of a record.
-
-    >>> parse_end(b'{"end": {"status": "finished", "time": "2026-01-01T00:00:00+00:00"}}').status
-    'finished'
-    >>> parse_end(b'{"epoch": 1}')
+    >>> split_end([b'{"epoch": 1}'])
+    ([b'{"epoch": 1}'], None)
 
     Args:
-        line: A complete line.
+        lines: Complete lines.
 
     Returns:
-        How the run ended; None if the line is a row.
+        The header and the rows, and how the run ended.
     """
-    if not line.startswith(b'{"end": {"status": '):  # no row is decoded twice
-        return None
-    return End(**json.loads(line)["end"])
-
-
-def encode(row: Row) -> bytes:
-    """Encode a row as a line of a record.
-
-    >>> json.loads(encode({"epoch": 1, "loss": math.nan}))
-    {'epoch': 1, 'loss': None}
-
-    Args:
-        row: A dict of numbers, strings, lists and dicts.
-
-    Returns:
-        The line, with null for numbers that are not finite.
-
-    Raises:
-        TypeError: If the row contains something else.
-    """
-    try:
-        return json.dumps(_to_json(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except TypeError as error:
-        types = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in row.items())
-        raise TypeError(
-            f"the row cannot be written as JSON ({error}); it has {types}: pass numbers and "
-            "strings, such as loss.item() and str(path)"
-        ) from error
+    if not (lines and lines[-1].startswith(b'{"end": {"status": ')):
+        return lines, None
+    return lines[:-1], End(**json.loads(lines[-1])["end"])
 
 
 def _existing(path: Path | str) -> Path:
@@ -293,6 +243,15 @@ def _parse(path: Path | str, line: bytes) -> Any:
         raise RecordError(f"{path} is not a record of equilibrate ({error}): {_REMOVE}") from error
 
 
+def _header_fields(path: Path | str, header: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    if not (isinstance(header, dict) and {"config", "environment"} <= header.keys()):
+        raise RecordError(
+            f"{path} is not a record of equilibrate (its first line has no config and "
+            f"environment): {_REMOVE}"
+        )
+    return header["config"], header["environment"]
+
+
 def _open(path: Path) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -305,6 +264,17 @@ def _open(path: Path) -> BinaryIO:
 
 def _complete_lines(data: bytes) -> list[bytes]:
     return data.split(b"\n")[:-1]
+
+
+def _encode(row: Row) -> bytes:
+    try:
+        return json.dumps(_to_json(row), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except TypeError as error:
+        types = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in row.items())
+        raise TypeError(
+            f"the row cannot be written as JSON ({error}); it has {types}: pass numbers and "
+            "strings, such as loss.item() and str(path)"
+        ) from error
 
 
 def _to_json(value: Any) -> Any:

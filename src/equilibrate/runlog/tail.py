@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from equilibrate.runlog.records import End, Header, RecordError, Row, parse_end, parse_header
+from equilibrate.runlog.records import End, Header, RecordError, Row, split_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,23 @@ class Tail:
         self._offset += len(complete)
         self._last = lines[-1]
         if self.header is None:
-            self.header = parse_header(self.path, lines.pop(0))
-        self.end = parse_end(lines[-1]) if lines else self.end
+            self.header = self._parse_header(lines.pop(0))
+        lines, self.end = split_end(lines)
         try:
-            rows = [json.loads(line) for line in lines if parse_end(line) is None]
+            rows = [json.loads(line) for line in lines]
         except ValueError as error:
             raise RecordError(f"{self.path} is damaged ({error}): resume or remove it") from error
         return Update(rows, False)
+
+    def _parse_header(self, line: bytes) -> Header:
+        # Not with `read_header`: the file may be another one by now.
+        try:
+            header = json.loads(line)
+            return Header(header["config"], header["environment"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise RecordError(
+                f"{self.path} is not a record of equilibrate: name the record of a run"
+            ) from error
 
     def _forget(self) -> bool:
         """Return whether anything has been read, and start at the beginning."""
