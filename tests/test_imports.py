@@ -31,10 +31,12 @@ LAYERS = [
     "rules",
     "layers",
     "scheduler",
+    "observation",
     "deterministic",
     "ensemble",
     "landscape",
     "runlog",
+    "recorder",
     "report",
     "integrations",
     "paper",
@@ -126,6 +128,16 @@ def test_importing_the_package_loads_no_part_that_was_not_asked_for():
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    lazy = {"ensemble", "landscape", "solvable", "runlog", "report", "integrations", "paper", "cli"}
+    lazy = {
+        "ensemble",
+        "landscape",
+        "solvable",
+        "runlog",
+        "recorder",
+        "report",
+        "integrations",
+        "paper",
+        "cli",
+    }
     assert "monitor" in loaded
     assert not lazy & set(loaded)

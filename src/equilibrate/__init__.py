@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
     from equilibrate.gains import Forecast
     from equilibrate.observables import Snapshot
+    from equilibrate.recorder import Recorder
     from equilibrate.relations import Relation
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __all__ = [
     "HalfRunningMean",
     "Monitor",
     "Reading",
+    "Recorder",
     "Relation",
     "Snapshot",
     "estimates",
@@ -57,6 +59,7 @@ _LAZY = {
     "Forecast": "gains",
     "Forecaster": "forecast",
     "HalfRunningMean": "averages",
+    "Recorder": "recorder",
     "Relation": "relations",
     "Snapshot": "observables",
 }

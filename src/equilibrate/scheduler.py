@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,20 @@ class Decision:
     def lr(self) -> float:
         """The learning rate from now on; nan if parameter groups have different ones."""
         return self.lrs[0] if len(set(self.lrs)) == 1 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of asking the rule once."""
+
+    step: int
+    """Optimizer steps seen when it was asked, `monitor.step`."""
+    lowered: bool
+    """Whether the learning rate was lowered."""
+    reason: str
+    """Why, in one sentence with numbers."""
+    lrs: tuple[float, ...]
+    """The learning rate of each parameter group from then on."""
 
 
 class FDRScheduler(LRScheduler):
@@ -140,6 +155,12 @@ class FDRScheduler(LRScheduler):
         self.min_steps = min_steps
         self.min_lr = min_lr
         self.last_decision: Decision
+        self.judgements: deque[Judgement] = deque(maxlen=256)
+        """What the rule decided in this process, the newest last. Not saved with the state."""
+        self.keep_layers = False
+        """Whether to take the reading of each parameter before a lowering restarts the window."""
+        self.kept_layers: dict[str, Reading] = {}
+        """The reading of each parameter at the last lowering, if `keep_layers` is set."""
         self._seen = self._decided = monitor.step
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
@@ -173,8 +194,13 @@ class FDRScheduler(LRScheduler):
         if getattr(self, "_is_initial", False):
             self._start(self._current())
         else:
-            self.last_decision = self._decide()
-            if self.last_decision.lowered:
+            last, decision = self.last_decision, self._decide()
+            self.last_decision = decision
+            if decision.reading is not last.reading:  # the rule was asked
+                made = decision.lowered, decision.reason, decision.lrs
+                self.judgements.append(Judgement(self.monitor.step, *made))
+            if decision.lowered:
+                self.kept_layers = self.monitor.parameter_readings() if self.keep_layers else {}
                 self._restart()
         super().step(epoch)
 
@@ -244,6 +270,7 @@ class FDRScheduler(LRScheduler):
             self.forecaster.load_state_dict(state_dict["forecaster"])
         if self._losses is not None:
             self._losses.load_state_dict(state_dict["losses"])
+        self.judgements.clear()
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._last_lr = list(state_dict["last_lr"])

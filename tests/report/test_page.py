@@ -1,14 +1,13 @@
 """The page is one file, escapes all text, and fits the width of a phone in a real browser."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from support.browser import CHROMIUM, result
 from support.judged import judged_claim
 
 from equilibrate.report.claims import ClaimGroup
@@ -111,39 +110,19 @@ def test_an_image_of_another_kind_raises():
         Illustration("1a", Path("fig.pdf"), "")
 
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize("width", [390, 1200])
 def test_the_page_fits_the_screen(html, tmp_path, width):
     """Show the page in a frame of the screen's width, and let a script report the page's width."""
     host = tmp_path / "host.html"
     host.write_text(
+        "<!DOCTYPE html><pre id=result></pre>"
         f'<iframe id="f" style="width:{width}px;height:900px;border:0" srcdoc="{escape(html)}">'
         "</iframe><script>f.onload = () => { const d = f.contentDocument;"
-        "document.title = [d.documentElement.scrollWidth, d.documentElement.clientWidth,"
-        "[...d.images].filter(i => i.naturalWidth > 0).length].join(' ') }</script>"
+        "result.textContent = JSON.stringify([d.documentElement.scrollWidth,"
+        "d.documentElement.clientWidth,"
+        "[...d.images].filter(i => i.naturalWidth > 0).length]) }</script>"
     )
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--virtual-time-budget=5000",
-        "--dump-dom",
-    ]
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    assert BROWSER is not None
-    done = subprocess.run(
-        [BROWSER, *flags, profile, host.as_uri()], capture_output=True, text=True, timeout=120
-    )
-    found = re.search(r"<title>(\d+) (\d+) (\d+)</title>", done.stdout)
-    assert found is not None, done.stderr[-500:]
-    scroll, client, images = map(int, found.groups())
+    scroll, client, images = result(host)
     assert scroll <= client <= width
     assert images == 4

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from equilibrate.runlog.lock import lock
+from equilibrate.runlog.lock import lock, lock_record
 from equilibrate.runlog.records import RecordError
 
 HOLD = """
 import sys, time
-from equilibrate.runlog.lock import lock
+from equilibrate.runlog.lock import lock, lock_record
 with lock(sys.argv[1]):
     print("locked", flush=True)
     time.sleep(600)
@@ -55,3 +55,12 @@ def test_folder_that_cannot_be_written_to_raises(tmp_path):
         lock(tmp_path / "file" / "run"),
     ):
         pass
+
+
+def test_records_in_one_folder_are_locked_one_by_one(tmp_path):
+    first = lock_record(tmp_path / "run" / "a.jsonl")
+    lock_record(tmp_path / "run" / "b.jsonl").release()
+    with pytest.raises(RecordError, match=r"another run is writing to .*a\.jsonl: wait for it"):
+        lock_record(tmp_path / "run" / "a.jsonl", timeout=0)
+    first.release()
+    lock_record(tmp_path / "run" / "a.jsonl", timeout=0).release()

@@ -203,3 +203,19 @@ def test_header_is_read_without_the_rows(tmp_path):
     assert "torch" in header.environment
     with pytest.raises(RecordError, match="is not a record of equilibrate"):
         read(path)
+
+
+def test_how_a_run_ended_is_not_a_row_and_resuming_removes_it(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with Writer(path, config=CONFIG) as writer:
+        writer.write({"a": 1})
+        writer.end("failed: no memory")
+    back = read(path)
+    assert back.rows == [{"a": 1}]
+    assert back.end is not None
+    assert back.end.status == "failed: no memory"
+    with Writer(path, config=CONFIG, mode="resume") as writer:
+        assert writer.count == 1
+        writer.write({"a": 2, "end": "a word of the user"})
+    assert read(path).rows == [{"a": 1}, {"a": 2, "end": "a word of the user"}]
+    assert read(path).end is None

@@ -11,8 +11,10 @@ from rich.console import Console
 
 from equilibrate import __version__
 from equilibrate.cli.landscape import landscape
+from equilibrate.cli.report import report
 from equilibrate.cli.reproduce import reproduce
 from equilibrate.cli.train import train
+from equilibrate.cli.watch import watch
 from equilibrate.paper.data.datasets import DataError
 from equilibrate.runlog.checkpoints import CheckpointError
 from equilibrate.runlog.records import RecordError
@@ -26,6 +28,8 @@ app = typer.Typer(
 app.command()(train)
 app.command()(landscape)
 app.command()(reproduce)
+app.command()(report)
+app.command()(watch)
 
 
 def run() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from equilibrate.report.claims import ClaimGroup
 from equilibrate.report.tables import Table
@@ -62,6 +62,24 @@ def render(
     Returns:
         The HTML text.
     """
+    return template("page.html.j2").render(
+        title=title,
+        summary=summary,
+        claims=claims,
+        illustrations=illustrations,
+        tables=tables,
+    )
+
+
+def template(name: str) -> Template:
+    """Return a template of this package, which escapes all text that is put into it.
+
+    Args:
+        name: Its file name.
+
+    Returns:
+        The template.
+    """
     environment = Environment(
         loader=PackageLoader("equilibrate.report"),
         autoescape=True,
@@ -70,10 +88,5 @@ def render(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("page.html.j2").render(
-        title=title,
-        summary=summary,
-        claims=claims,
-        illustrations=illustrations,
-        tables=tables,
-    )
+    environment.policies["json.dumps_kwargs"] = {}  # keys keep their order
+    return environment.get_template(name)

@@ -1,7 +1,7 @@
 """Append-only JSONL records that survive a kill at any moment.
 
 The first line of a file is its header: the configuration and the environment of the run. Each
-further line is one row.
+further line is one row. A run that has ended may say so in a last line that is not a row.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -34,11 +35,23 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """The last line of the record of a run that has ended."""
+
+    status: str
+    """How it ended, such as "finished" or "failed: out of memory"."""
+    time: str
+    """When, in ISO format."""
+
+
+@dataclass(frozen=True, slots=True)
 class Records(Header):
     """The contents of a record file, of a finished or an interrupted run."""
 
     rows: list[Row]
     """The rows in the order in which they were written."""
+    end: End | None = None
+    """How the run ended; None if it is running, was killed, or did not record it."""
 
 
 class Writer:
@@ -109,6 +122,15 @@ class Writer:
         self._append(row)
         self.count += 1
 
+    def end(self, status: str = "finished") -> None:
+        """Append a last line that says how the run ended. It is not a row; resuming removes it.
+
+        Args:
+            status: How the run ended, such as "finished" or "failed: out of memory".
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._append({"end": {"status": status, "time": now}})
+
     def sync(self) -> None:
         """Flush all rows to the disk, so that they also survive a power failure."""
         os.fsync(self._file.fileno())
@@ -128,7 +150,7 @@ class Writer:
     def _resume(self, config: dict[str, Any], keep: int | None) -> None:
         # Check that the file belongs to this run, and remove the rows after the first `keep`.
         data = self.path.read_bytes()
-        lines = _complete_lines(data)
+        lines, _ = split_end(_complete_lines(data))
         written = json.loads(lines[0])["config"] if lines else None
         if data and written != _to_json(config):
             raise RecordError(
@@ -169,9 +191,9 @@ def read(path: Path | str) -> Records:
     Returns:
         Its header and its rows.
     """
-    lines = _complete_lines(_existing(path).read_bytes())
+    lines, end = split_end(_complete_lines(_existing(path).read_bytes()))
     header, *rows = (_parse(path, line) for line in lines or [b""])
-    return Records(*_header_fields(path, header), rows)
+    return Records(*_header_fields(path, header), rows, end)
 
 
 def read_header(path: Path | str) -> Header:
@@ -188,6 +210,23 @@ def read_header(path: Path | str) -> Header:
     with open(_existing(path), "rb") as file:
         line = file.readline()
     return Header(*_header_fields(path, _parse(path, line)))
+
+
+def split_end(lines: list[bytes]) -> tuple[list[bytes], End | None]:
+    """Split the last line of a record off, if it says how the run ended.
+
+    >>> split_end([b'{"epoch": 1}'])
+    ([b'{"epoch": 1}'], None)
+
+    Args:
+        lines: Complete lines.
+
+    Returns:
+        The header and the rows, and how the run ended.
+    """
+    if not (lines and lines[-1].startswith(b'{"end": {"status": ')):
+        return lines, None
+    return lines[:-1], End(**json.loads(lines[-1])["end"])
 
 
 def _existing(path: Path | str) -> Path:

@@ -108,6 +108,7 @@ def train(
             writer.sync()
             checkpoints.save(checkpoint, {"run": run.state_dict(), "rows": writer.count})
             yield row
+        writer.end()
 
 
 class _Run:

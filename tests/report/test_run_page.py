@@ -1,0 +1,241 @@
+"""The interactive page of a run: one file, escaped, and working in a real browser."""
+
+import json
+import math
+import re
+from html import escape
+from importlib.resources import files
+
+import pytest
+from support.browser import CHROMIUM, result
+from typer.testing import CliRunner
+
+from equilibrate.cli.app import app
+from equilibrate.report.run import from_records
+from equilibrate.report.run_page import facts, render
+from equilibrate.runlog.records import End, Records, Writer
+
+ROWS = 60
+
+
+def rows():
+    for k in range(1, ROWS + 1):
+        lowered = k % 20 == 0
+        residual = 2 * math.exp(-(k % 20) / 4) * (-1) ** k
+        layers = {
+            f"block.{n}.weight": {"left": 1.0, "right": 2.0, "residual": residual / (n + 1)}
+            for n in range(8)
+        }
+        yield {
+            "step": 100 * k,
+            "time": 1e9 + 2 * k,
+            "epoch": k,
+            "loss": 1 / k,
+            "left": 1 + residual,
+            "right": 1.0,
+            "residual": residual,
+            "stderr": 0.1,
+            "count": 50,
+            "lrs": [0.1 * 0.5 ** (k // 20), 0.2],
+            "lowered": lowered,
+            "reason": f"equilibrated <at> {k}" if lowered else f"not yet: {k}",
+            "forecasts": [{"horizon": 150, "gain": 0.1 / k, "margin": 0.01}],
+            "layers": layers,
+            "accuracy </script>": k / ROWS,
+        }
+
+
+@pytest.fixture(scope="module")
+def run():
+    config = {"name": "<b>", "recorder": {"rule": {"name": "Threshold", "threshold": 0.01}}}
+    end = End("finished", "2026-01-01T00:00:00+00:00")
+    return from_records(Records(config, {"torch": "2", "gpu": None}, list(rows()), end), "My <run>")
+
+
+@pytest.fixture(scope="module")
+def html(run):
+    return render(run)
+
+
+def test_facts(run):
+    assert [(fact.name, fact.value) for fact in facts(run)] == [
+        ("Step", "6\u202f000"),
+        ("Epoch", "60"),
+        ("Loss", "0.01667"),
+        ("L/R − 1", "2.00 ± 0.20"),
+        ("Learning rate", "0.0125, 0.2"),
+        ("Lowered", "3 times"),
+        ("Cooldown of 150 steps gains", "0.002 ± 0.010"),
+        ("Last decision", "equilibrated <at> 60"),
+    ]
+
+
+def test_text_is_escaped(html):
+    assert html.startswith("<!DOCTYPE html>")
+    assert "<title>My &lt;run&gt;</title>" in html
+    assert "<at>" not in html
+    assert '<td data-name="Reason"><div>equilibrated &lt;at&gt; 60</div></td>' in html
+    assert "<b></div>" not in html
+    assert html.count("</script>") == 2  # the data and the program
+
+
+def test_the_data_are_those_of_the_run(html, run):
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
+    assert found is not None
+    data = json.loads(found[1])
+    assert data["loss"] == run.loss
+    assert list(data["x"]) == ["step", "epoch", "time"]
+    assert data["x"] == run.x
+    assert data["threshold"] == 0.01
+    assert data["others"] == {"accuracy </script>": run.others["accuracy </script>"]}
+    assert data["layers"]["names"] == [f"block.{n}.weight" for n in range(8)]
+    assert [d["row"] for d in data["decisions"] if d["lowered"]] == [19, 39, 59]
+
+
+def test_the_page_loads_nothing_and_holds_its_scripts_unchanged(html):
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none'; ")
+    assert "://" not in html.replace("http://www.w3.org/2000/svg", "")
+    for name in ("plot.js", "run.js", "run.css"):
+        text = files("equilibrate.report").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+        assert text in html
+
+
+def test_a_page_of_almost_nothing():
+    html = render(from_records(Records({}, {}, [{"loss": 1.0}]), "mine"))
+    assert "End not recorded · 1 row<" in html
+    assert "<h2>Lowerings" not in html
+    assert "<h2>Layers" not in html
+
+
+SCRIPT = """
+const frames = [...document.querySelectorAll("iframe")];
+const text = (d, selector) => d.querySelector(selector).textContent;
+const send = (plot, type, share, y = 60) => {
+  const box = plot.getBoundingClientRect(), view = plot.ownerDocument.defaultView;
+  plot.dispatchEvent(new view.PointerEvent(type, { bubbles: true, button: 0,
+    clientX: box.left + share * box.width, clientY: box.top + y }));
+};
+const press = (plot, key) => plot.dispatchEvent(
+  new plot.ownerDocument.defaultView.KeyboardEvent("keydown", { key, bubbles: true }));
+function check(frame) {
+  const d = frame.contentDocument, root = d.documentElement, found = {};
+  found.fits = root.scrollWidth <= root.clientWidth;
+  found.drawn = root.dataset.drawn.split(" ").slice(0, 5).join(" ");
+  found.panels = d.querySelectorAll(".panel svg .curve").length;
+  found.bands = d.querySelectorAll(".panel svg .band").length;
+  found.dots = d.querySelectorAll("#panel-rate circle.dot").length;
+  found.dotReason = text(d, "#panel-rate circle.dot title");
+  const plot = d.querySelector("#panel-residual .plot");
+  send(plot, "pointermove", 0.999);
+  found.readout = text(d, "#readout");
+  found.tip = d.querySelector("#tip").innerText.split("\\n").filter((line) => line);
+  found.cursors = d.querySelectorAll(".cursor").length;
+  press(plot, "ArrowLeft");
+  found.left = text(d, "#readout").split(" · ")[0];
+  press(plot, "Home");
+  found.home = text(d, "#readout").split(" · ")[0];
+  const layers = d.querySelector("#panel-layers .plot");
+  send(layers, "pointermove", 0.999, 9);
+  found.cell = d.querySelector("#tip").innerText.split("\\n").filter((line) => line);
+  press(layers, "ArrowDown");
+  found.below = text(d, "#tip p");
+  const canvas = layers.querySelector("canvas"), pixels = canvas.getContext("2d");
+  found.canvas = canvas.height;
+  found.opaque = [0, canvas.width - 1].map((x) => pixels.getImageData(x, 0, 1, 1).data[3]);
+  send(layers, "pointerleave", 0.5);
+  found.tipHidden = d.querySelector("#tip").hidden;
+  found.cleared = text(d, "#readout");
+  const before = d.querySelector("#panel-loss .curve").getAttribute("d");
+  send(plot, "pointerdown", 0.5); send(plot, "pointermove", 0.8); send(plot, "pointerup", 0.8);
+  found.zoomed = d.querySelector("#panel-loss .curve").getAttribute("d") !== before;
+  found.reset = !d.querySelector("#reset").disabled;
+  d.querySelector("#reset").click();
+  found.back = d.querySelector("#panel-loss .curve").getAttribute("d") === before;
+  d.querySelector("#panel-loss .tools button:nth-child(2)").click();
+  found.linear = d.querySelector("#panel-loss .curve").getAttribute("d") !== before;
+  const axis = d.querySelector("#axis");
+  found.axes = [...axis.options].map((o) => o.value);
+  axis.value = "time";
+  axis.dispatchEvent(new d.defaultView.Event("change"));
+  found.units = [...d.querySelectorAll("#panel-loss text")].map((t) => t.textContent);
+  return found;
+}
+let open = frames.length;
+for (const frame of frames) frame.onload = () => {
+  if (--open) return;
+  setTimeout(() => {
+    let found;
+    try { found = frames.map(check); } catch (error) { found = String(error.stack); }
+    document.getElementById("result").textContent = JSON.stringify(found);
+  }, 200);
+};
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path):
+    """Show the page in frames of two widths, point and press keys, and report what it shows."""
+    host = tmp_path / "host.html"
+    frames = "".join(
+        f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{escape(html)}"></iframe>'
+        for width in (390, 1200)
+    )
+    host.write_text(
+        f"<!DOCTYPE html><pre id=result></pre>{frames}<script>{SCRIPT}</script>", encoding="utf-8"
+    )
+    both = result(host)
+    assert isinstance(both, list), both
+    for found in both:
+        assert found["fits"]
+        assert found["drawn"] == "sides residual loss rate gain"
+        assert found["panels"] == 2 + 1 + 1 + 2 + 1 + 1
+        assert found["bands"] == 2
+        assert found["dots"] == 3
+        assert found["dotReason"] == "equilibrated <at> 20"
+        assert found["readout"] == (
+            "step 6\u202f000 · epoch 60 · loss 0.01667 · L/R − 1 = 2 ± 0.2 · lr 0.0125, 0.2 · "
+            "Lowered: equilibrated <at> 60"
+        )
+        assert found["tip"] == [
+            "step 6\u202f000, epoch 60 (1 min 58 s)",
+            "residual: 2 ± 0.2",
+            "window of 50 steps",
+            "Lowered: equilibrated <at> 60",
+        ]
+        assert found["cursors"] == 6
+        assert (found["left"], found["home"]) == ("step 5\u202f900", "step 100")
+        assert found["cell"] == ["block.0.weight", "L/R − 1 = 2", "step 6\u202f000"]
+        assert found["below"] == "block.1.weight"
+        assert found["canvas"] == 8
+        assert found["opaque"] == [255, 255]
+        assert found["tipHidden"]
+        assert found["cleared"].startswith("Point at a curve")
+        assert found["zoomed"]
+        assert found["reset"]
+        assert found["back"]
+        assert found["linear"]
+        assert found["axes"] == ["step", "epoch", "time"]
+        assert "seconds" in found["units"]
+
+
+def test_the_command_writes_the_page(tmp_path):
+    record = tmp_path / "mine" / "train.jsonl"
+    with Writer(record, config={}) as writer:
+        for row in rows():
+            writer.write(row)
+    for arguments, path in [
+        ([record.parent], record.parent / "report.html"),
+        ([record], record.with_suffix(".html")),
+        (
+            [record, "--out", tmp_path / "new" / "page.html", "--title", "Best"],
+            tmp_path / "new" / "page.html",
+        ),
+    ]:
+        done = CliRunner().invoke(app, ["report", *map(str, arguments)])
+        assert done.exit_code == 0, done.output
+        assert done.output.split() == ["report", str(path)]
+        title = "Best" if "--title" in arguments else "mine"
+        assert f"<h1>{title}</h1>" in path.read_text(encoding="utf-8")
+    assert not list(tmp_path.rglob("*.partial"))
