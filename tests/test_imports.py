@@ -25,6 +25,7 @@ LAYERS = [
     "scheduler",
     "forecast",
     "deterministic",
+    "mean_loss",
     "ensemble",
     "landscape",
     "runlog",

@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 import equilibrate
 from equilibrate import cli
 from equilibrate.cli.app import app
+from equilibrate.paper.runs.errors import Diverged
 from equilibrate.runlog import records
+from equilibrate.runlog.checkpoints import CheckpointError
+from equilibrate.runlog.files import WriteError
 
 SHORT = ["--task", "digits-mlp", "--epochs", "6", "--batch-size", "50"]
 COMMAND = [sys.executable, "-W", "error", "-m", "equilibrate", "train"]
@@ -66,7 +69,66 @@ def test_factor_multiplies_the_learning_rate(tmp_path):
     result = CliRunner().invoke(app, ["train", *options, "--threshold", "1e9", "--factor", "0.25"])
     assert result.exit_code == 0, result.output
     assert [row["lr"] for row in rows(tmp_path)] == [0.2, 0.05, 0.0125]  # of each epoch
-    assert "learning rate lowered 3 times (0.0125 in the last)" in result.output
+    assert [row["next_lr"] for row in rows(tmp_path)] == [0.05, 0.0125, 0.003125]
+    assert "learning rate lowered 3 times, to 0.00313, test accuracy" in result.output
+
+
+def train(*arguments):
+    short = ["train", "--epochs", "2", "--batch-size", "500", "--threshold", "1e-9"]
+    return CliRunner().invoke(app, [*short, *arguments])
+
+
+def test_learning_rate_that_is_never_lowered(tmp_path):
+    result = train("--out", str(tmp_path))
+    assert "2 epochs, learning rate not lowered: 0.2, test accuracy" in result.output
+
+
+def test_finished_run_continues_with_more_epochs(tmp_path):
+    long, short = str(tmp_path / "long"), str(tmp_path / "short")
+    assert train("--out", long, "--epochs", "3").exit_code == 0
+    assert train("--out", short).exit_code == 0
+    more = train("--out", short, "--resume", "--epochs", "3")
+    assert more.exit_code == 0, more.output
+    assert "3 epochs" in more.output
+    assert rows(tmp_path / "short") == rows(tmp_path / "long")
+    assert records.read(tmp_path / "short/train.jsonl").config["epochs"] == 3
+    fewer = train("--out", short, "--resume", "--epochs", "2")
+    assert "epochs=2 is less than the 3 epochs that" in str(fewer.exception)
+    other = train("--out", short, "--resume", "--epochs", "4", "--lr", "0.1")
+    assert "other settings (lr: 0.2 in the file, 0.1 now)" in str(other.exception)
+
+
+def test_divergence_ends_the_run_with_an_error(tmp_path):
+    result = train("--out", str(tmp_path), "--lr", "1e9", "--epochs", "50")
+    assert isinstance(result.exception, Diverged)
+    assert "SGD diverged in epoch 1: the loss is nan. The epochs so far are in" in str(
+        result.exception
+    )
+    assert [row["loss"] for row in rows(tmp_path)] == [None]
+
+
+def test_full_disk_is_reported_and_the_run_can_be_resumed(tmp_path, full_disk):
+    with full_disk(5_000):
+        result = train("--out", str(tmp_path))
+    assert isinstance(result.exception, CheckpointError)
+    assert "checkpoint.pt (File too large): free some space" in str(result.exception)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "train.jsonl"}
+    assert train("--out", str(tmp_path), "--resume").exit_code == 0
+    before = (tmp_path / "train.png").read_bytes()
+    with full_disk(5_000):  # nothing is left to do but the figure
+        result = train("--out", str(tmp_path), "--resume")
+    assert isinstance(result.exception, WriteError)
+    assert "train.png (File too large)" in str(result.exception)
+    assert (tmp_path / "train.png").read_bytes() == before
+
+
+def test_damaged_record_is_named_with_its_line(tmp_path):
+    train("--out", str(tmp_path))
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"epoch": 1', b'"epoch: 1'))
+    for options in (["--resume"], ["--resume", "--epochs", "3"]):
+        result = train("--out", str(tmp_path), *options)
+        assert f"{path} is damaged in line 2 (" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +137,9 @@ def test_factor_multiplies_the_learning_rate(tmp_path):
         (["--task", "imagenet"], "task must be one of digits-mlp, digits-cnn, mlp, cnn"),
         (["--lr", "0"], "lr must be positive, got 0.0"),
         (["--lr", "inf"], "lr must be positive, got inf"),
+        (["--weight-decay", "nan"], "weight_decay must be at least 0 and finite, got nan"),
+        (["--weight-decay", "-1"], "weight_decay must be at least 0 and finite, got -1.0"),
+        (["--data-dir", "missing"], "data_dir='missing' is not a folder: check its name"),
         (["--momentum", "1.5"], "momentum must lie in [0, 1), got 1.5"),
         (["--epochs", "0"], "epochs must be positive, got 0"),
         (["--threshold", "-1"], "threshold must be a positive number such as 0.01, got -1.0"),
