@@ -143,10 +143,37 @@ INVALID = {
     "momentum": ({"momentum": 1.0}, ValueError, r"momentum must lie in \[0, 1\), got 1"),
     "dampening": ({"dampening": 1.0}, ValueError, "dampening must be below 1, got 1"),
     "adam": ({"algorithm": "adam", "momentum": 0.9}, ValueError, "takes no momentum"),
-    "decay": (
-        {"weight_decay": -0.1},
+    "decay": ({"weight_decay": -0.1}, ValueError, r"weight_decay must be .* finite, got -0\.1"),
+    "infinite decay": ({"weight_decay": float("inf")}, ValueError, "weight_decay must .* got inf"),
+    "sum": (
+        {"loss": nn.CrossEntropyLoss(reduction="sum")},
         ValueError,
-        "weight_decay must be at least 0 and finite, got -0.1",
+        "must be a mean over independent examples; use reduction='mean' without class weights",
+    ),
+    "no reduction": (
+        {"loss": nn.CrossEntropyLoss(reduction="none")},
+        ValueError,
+        r"loss must return a scalar tensor, .* got shape \(32,\)",
+    ),
+    "class weights": (
+        {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 2.0]))},
+        ValueError,
+        "without class weights",
+    ),
+    "recurrent": (
+        {"models": [Recurrent() for _ in range(3)]},
+        ValueError,
+        r"layer 'inner\.0' \(LSTM\) cannot be computed for several replicas at once: torch\.func",
+    ),
+    "functional dropout": (
+        {"models": [FunctionalDropout() for _ in range(3)]},
+        ValueError,
+        "the model must be deterministic; call model.eval",
+    ),
+    "loss with item": (
+        {"loss": loss_with_item},
+        ValueError,
+        r"loss cannot be computed for several replicas at once: .*use tensor operations without",
     ),
     "precision": (
         {"precision": "bf16"},
