@@ -348,7 +348,6 @@ BATCH_IS_A_PAIR = (
         (TensorDataset(X, Y), r"TensorDataset, which consists of single examples: pass DataLoader"),
         ((b for b in ()), "generator, which can be iterated only once"),
     ],
-    ids=str,
 )
 def test_data_of_another_type_are_rejected(data, message):
     with pytest.raises(TypeError, match=message):
