@@ -1,12 +1,12 @@
 """`equilibrate train` in its own process and in this one."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from support import forks
 from typer.testing import CliRunner
 
 import equilibrate
@@ -44,15 +44,14 @@ def test_killed_run_resumes_to_the_same_rows(tmp_path):
     """The killed run is a process of its own; the others give the same numbers in this one."""
     long = ["--task", "digits-mlp", "--epochs", "40", "--batch-size", "100"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = subprocess.Popen([*COMMAND, *long, "--out", str(killed)], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        record = killed / "train.jsonl"
-        if record.exists() and record.read_bytes().count(b"\n") > 4:
-            break
+    arguments = ["train", *long, "--out", str(killed)]
+    process = forks.start(forks.command_line, arguments, tmp_path / "output.txt")
+    record = killed / "train.jsonl"
+    while not (record.exists() and record.read_bytes().count(b"\n") > 4):
+        assert process.is_alive()
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert 3 < len(rows(killed)) < 40
     for arguments in (["--out", str(killed), "--resume"], ["--out", str(whole)]):
         result = CliRunner().invoke(app, ["train", *long, *arguments])

@@ -1,14 +1,13 @@
 """Rows survive a kill, an incomplete write and a full disk, and runs are not mixed up."""
 
+import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
+from multiprocessing import Pipe
 
 import pytest
 import torch
+from support import forks, recording
 
 from equilibrate.runlog.records import RecordError, Writer, read, read_header
 
@@ -134,23 +133,17 @@ def test_incomplete_last_row_is_ignored_and_replaced_on_resume(tmp_path, torn):
 
 def test_killed_process_loses_no_row_that_it_reported(tmp_path):
     path = tmp_path / "run.jsonl"
-    code = (
-        "import sys\nfrom equilibrate.runlog.records import Writer\n"
-        "w = Writer(sys.argv[1], config={})\nk = 0\n"
-        "while True:\n"
-        "    w.write({'k': k, 'pad': 'x' * 3000})\n    print(k, flush=True)\n    k += 1\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
+    here, there = Pipe(duplex=False)
+    process = forks.start(recording.write_rows, path, there)
+    there.close()
     reported = -1
-    deadline = time.monotonic() + 60
-    while reported < 200 and time.monotonic() < deadline:
-        reported = int(process.stdout.readline())
-    process.send_signal(signal.SIGKILL)
-    rest = process.stdout.read().split()
-    process.wait()
-    process.stdout.close()
-    reported = int(rest[-1]) if rest else reported
+    while reported < 200:
+        reported = here.recv()
+    process.kill()
+    process.join()
+    with contextlib.suppress(EOFError):
+        while True:  # what it has reported before the kill
+            reported = here.recv()
     rows = read(path).rows
     assert [row["k"] for row in rows] == list(range(len(rows)))
     assert len(rows) > reported

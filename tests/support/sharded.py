@@ -169,13 +169,19 @@ def numbers(monitor, *, each=True):
     return {name: astuple(reading) for name, reading in found.items()}
 
 
-def single(kind, every, steps, dtype=torch.float64):
+def monitors(model, optimizer):
+    """Monitors of all steps and of every fourth, which do not know of each other."""
+    named = dict(model.named_parameters())
+    return {every: eq.Monitor(optimizer, every=every, named_parameters=named) for every in (1, 4)}
+
+
+def single(kind, steps, dtype=torch.float64):
     """What a single process reads, which sharded ones are compared with."""
     model = network(dtype)
     optimizer = optimizer_for(model, kind)
-    monitor = eq.Monitor(optimizer, every=every, named_parameters=model.named_parameters())
+    watching = monitors(model, optimizer)
     train(model, optimizer, steps)
-    return numbers(monitor)
+    return {(kind, every): numbers(monitor) for every, monitor in watching.items()}
 
 
 def single_group(kind, every, steps, *, each=True):
@@ -197,14 +203,13 @@ def readings(strategy, steps, kinds, dtype=torch.float64):
     found = {}
     parts = parallel_of_data(strategy)
     for kind in kinds:
-        for every in (1, 4):
-            model = STRATEGIES[strategy](network(dtype))
-            optimizer = optimizer_for(model, kind)
-            monitor = eq.Monitor(optimizer, every=every, named_parameters=model.named_parameters())
-            plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
-            part = dist.get_rank() * parts // dist.get_world_size()
-            train(model, optimizer, steps, parts=parts, part=part, replicated=plain)
-            found[kind, every] = numbers(monitor)
+        model = STRATEGIES[strategy](network(dtype))
+        optimizer = optimizer_for(model, kind)
+        watching = monitors(model, optimizer)
+        plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
+        part = dist.get_rank() * parts // dist.get_world_size()
+        train(model, optimizer, steps, parts=parts, part=part, replicated=plain)
+        found |= {(kind, every): numbers(monitor) for every, monitor in watching.items()}
     return found
 
 
