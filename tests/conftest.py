@@ -1,6 +1,10 @@
 """One torch thread (small operations are far slower with two on a busy machine), fixed seeds."""
 
 import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,3 +35,21 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("EQUILIBRATE_DATA does not name a folder with MNIST and CIFAR-10")
     return Path(folder)
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which writing beyond a number of bytes of a file fails, as on a full disk."""
+
+    @contextmanager
+    def limited(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error instead of a kill
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limited

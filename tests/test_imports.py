@@ -33,6 +33,7 @@ LAYERS = [
     "scheduler",
     "observation",
     "deterministic",
+    "mean_loss",
     "ensemble",
     "landscape",
     "runlog",

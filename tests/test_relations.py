@@ -209,6 +209,9 @@ def test_fdr1_holds_in_the_stationary_state_only():
 def test_measure_requires_snapshots():
     with pytest.raises(ValueError, match="snapshots is empty: pass at least one step"):
         relations.fdr1().measure([])
+    used_up = iter([])
+    with pytest.raises(ValueError, match="a list_iterator with no steps left: pass a list of the"):
+        relations.fdr1().measure(used_up)
 
 
 # -- readings ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ average and gives a `Reading`, or measures a recorded run and gives a `Measureme
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -109,6 +109,11 @@ class Relation:
             if self.potential is not None:
                 levels.append(self.potential(s))
         if not rows:
+            if isinstance(snapshots, Iterator):
+                raise ValueError(
+                    f"snapshots is a {type(snapshots).__name__} with no steps left: pass a list of "
+                    "the steps to use them more than once"
+                )
             raise ValueError("snapshots is empty: pass at least one step")
         left, right = torch.stack(rows, 1)
         return measure_series(left, right, torch.stack(levels) if levels else None)

@@ -1,13 +1,11 @@
 """`equilibrate reproduce`: what it prints, and how it continues after a kill."""
 
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from rich.cells import cell_len
+from support import forks
 from typer.testing import CliRunner
 
 from equilibrate.cli.app import app
@@ -55,21 +53,20 @@ def test_claims_fit_the_terminal(copy, width):
 
 
 def test_killed_command_continues_when_it_is_run_again(tmp_path):
-    command = [sys.executable, "-W", "error", "-m", "equilibrate", "reproduce", "1a"]
-    command += ["--epochs-scale", "0.5", "--seeds", "2", "--device", "cpu", "--out"]
-    process = subprocess.Popen([*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
-    record = tmp_path / "killed" / "records" / "mlp-initial.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if record.exists() and record.read_bytes().count(b"\n") > 30:
-            break
+    """The killed command is a process of its own; the others give the same numbers in this one."""
+    killed, short = tmp_path / "killed", {"epochs_scale": 0.5, "seeds": 2}
+    arguments = ["reproduce", "1a", "--epochs-scale", "0.5", "--seeds", "2", "--device", "cpu"]
+    arguments += ["--out", str(killed)]
+    process = forks.start(forks.command_line, arguments, tmp_path / "output.txt")
+    record = killed / "records" / "mlp-initial.jsonl"
+    while not (record.exists() and record.read_bytes().count(b"\n") > 30):
+        assert process.is_alive()
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    killed = read(record).rows
-    assert killed[-1]["epoch"] < 40
-    subprocess.run([*command, str(tmp_path / "killed")], check=True, stdout=subprocess.DEVNULL)
-    reproduce(["1a"], out=tmp_path / "uninterrupted", epochs_scale=0.5, seeds=2)
+    process.kill()
+    process.join()
+    assert read(record).rows[-1]["epoch"] < 40
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    reproduce(["1a"], out=tmp_path / "uninterrupted", **short)
     expected = read(tmp_path / "uninterrupted" / "records" / "mlp-initial.jsonl").rows
     assert read(record).rows == expected
     assert expected[-1]["epoch"] == 40

@@ -46,6 +46,28 @@ def other_activation():
     return model
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList([nn.LSTM(3, 3, batch_first=True)])
+
+    def forward(self, x):
+        return self.inner[0](x)[0][:, -1]
+
+
+class FunctionalDropout(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+
+    def forward(self, x):
+        return super().forward(F.dropout(x.flatten(1), 0.01))
+
+
+def loss_with_item(outputs, targets):
+    value = F.cross_entropy(outputs, targets)
+    return value if value.item() > 0 else 2 * value
+
+
 INPUTS, TARGETS = data(2, 3)
 INVALID = {
     "empty": ({"models": []}, ValueError, "models is empty"),
@@ -121,7 +143,38 @@ INVALID = {
     "momentum": ({"momentum": 1.0}, ValueError, r"momentum must lie in \[0, 1\), got 1"),
     "dampening": ({"dampening": 1.0}, ValueError, "dampening must be below 1, got 1"),
     "adam": ({"algorithm": "adam", "momentum": 0.9}, ValueError, "takes no momentum"),
-    "decay": ({"weight_decay": -0.1}, ValueError, "weight_decay must be at least 0, got -0.1"),
+    "decay": ({"weight_decay": -0.1}, ValueError, r"weight_decay must be .* finite, got -0\.1"),
+    "infinite decay": ({"weight_decay": float("inf")}, ValueError, "weight_decay must .* got inf"),
+    "sum": (
+        {"loss": nn.CrossEntropyLoss(reduction="sum")},
+        ValueError,
+        "must be a mean over independent examples; use reduction='mean' without class weights",
+    ),
+    "no reduction": (
+        {"loss": nn.CrossEntropyLoss(reduction="none")},
+        ValueError,
+        r"loss must return a scalar tensor, .* got shape \(32,\)",
+    ),
+    "class weights": (
+        {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 2.0]))},
+        ValueError,
+        "without class weights",
+    ),
+    "recurrent": (
+        {"models": [Recurrent() for _ in range(3)]},
+        ValueError,
+        r"layer 'inner\.0' \(LSTM\) cannot be computed for several replicas at once: torch\.func",
+    ),
+    "functional dropout": (
+        {"models": [FunctionalDropout() for _ in range(3)]},
+        ValueError,
+        "the model must be deterministic; call model.eval",
+    ),
+    "loss with item": (
+        {"loss": loss_with_item},
+        ValueError,
+        r"loss cannot be computed for several replicas at once: .*use tensor operations without",
+    ),
     "precision": (
         {"precision": "bf16"},
         ValueError,
@@ -145,6 +198,18 @@ def test_invalid_arguments_raise(case):
     Ensemble(**valid)
     with pytest.raises(error, match=message):
         Ensemble(**{**valid, **options})
+
+
+def test_checks_change_neither_the_random_state_nor_the_model():
+    model = perceptron()
+    before = torch.get_rng_state()
+    state = {name: p.clone() for name, p in model.state_dict().items()}
+    ensemble_of([model] * 3)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(state[name], p) for name, p in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not model[0]._forward_hooks
+    assert not model[0]._forward_pre_hooks
 
 
 def test_invalid_arguments_of_methods_raise():

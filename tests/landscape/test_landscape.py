@@ -306,14 +306,16 @@ def test_invalid_arguments_are_rejected():
         Landscape(model, data, cross_entropy)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
         Landscape(model, cross_entropy, data, chunk_size=0)
-    with pytest.raises(ValueError, match=r"weight_decay must be at least 0, got -1\.0"):
+    with pytest.raises(ValueError, match=r"weight_decay must be at least 0 and finite, got -1\.0"):
         Landscape(model, cross_entropy, data, weight_decay=-1.0)
     with pytest.raises(ValueError, match="7 inputs and 6 targets"):
         Landscape(model, cross_entropy, (data[0], data[1][:6]))
     with pytest.raises(TypeError, match="list_iterator, which can be iterated only once"):
         Landscape(model, cross_entropy, iter([data]))
-    with pytest.raises(ValueError, match="yields no batch"):
+    with pytest.raises(ValueError, match=r"yields no batch: pass a list .* iterated repeatedly"):
         Landscape(model, cross_entropy, [])
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got function"):
+        Landscape(small, cross_entropy, data)  # pyright: ignore[reportArgumentType]
     land = Landscape(model, cross_entropy, data)
     with pytest.raises(ValueError, match="draws must be at least 2 to compute an error bar, got 1"):
         land.noise(BATCH, draws=1)
@@ -323,3 +325,58 @@ def test_invalid_arguments_are_rejected():
         Landscape(model, cross_entropy, [data]).noise(3)
     with pytest.raises(ValueError, match="batch_size must be between 1 and 5, got 6"):
         connected_scaling(6, num_examples=5)
+
+
+X, Y = examples()
+BATCH_IS_A_PAIR = (
+    r"a batch must be a pair \(inputs, targets\) of tensors with the examples .*, got "
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (X, r"data must be a tuple \(inputs, targets\) of tensors, .* got Tensor"),
+        (None, r"data must be a tuple \(inputs, targets\) of tensors, .* got NoneType"),
+        ((X,), BATCH_IS_A_PAIR + r"tuple \(Tensor of shape \(7, 4\)\)"),
+        ((X, Y, Y), BATCH_IS_A_PAIR + "tuple"),
+        ((X, Y.tolist()), BATCH_IS_A_PAIR + r"tuple \(Tensor of shape \(7, 4\), list \(int, .*…"),
+        ([X, Y], BATCH_IS_A_PAIR + r"Tensor of shape \(7, 4\)"),
+        ((X.numpy(), Y.numpy()), BATCH_IS_A_PAIR + "ndarray"),
+        ({"x": X, "y": Y}, BATCH_IS_A_PAIR + "str"),
+        (DataLoader(X), BATCH_IS_A_PAIR + r"Tensor of shape \(1, 4\)"),  # pyright: ignore
+        (TensorDataset(X, Y), r"TensorDataset, which consists of single examples: pass DataLoader"),
+        ((b for b in ()), "generator, which can be iterated only once"),
+    ],
+)
+def test_data_of_another_type_are_rejected(data, message):
+    with pytest.raises(TypeError, match=message):
+        Landscape(small(), cross_entropy, data)
+
+
+def test_data_that_can_be_iterated_only_once_are_rejected():
+    class Once:
+        def __init__(self):
+            self.batches = iter([(X, Y)])
+
+        def __iter__(self):
+            return self.batches
+
+    land = Landscape(small(), cross_entropy, Once())
+    with pytest.raises(ValueError, match=r"yields no batch: .* can be iterated repeatedly"):
+        land.value()
+
+
+@pytest.mark.parametrize("vector", [torch.ones(42), torch.ones(44), torch.ones(43, 1), [1.0] * 43])
+def test_vectors_of_another_shape_are_rejected(vector):
+    land = Landscape(small(), cross_entropy, (X, Y))
+    message = r"vector must be a tensor of shape \(43,\), with one number for .*, got (Tensor|list)"
+    with pytest.raises(ValueError, match=message):
+        land.hessian_product(vector)
+    with pytest.raises(ValueError, match=message):
+        land.batch_hessian_product((X, Y), vector)
+
+
+def test_something_else_than_a_batch_is_rejected():
+    with pytest.raises(TypeError, match=BATCH_IS_A_PAIR):
+        Landscape(small(), cross_entropy, (X, Y)).batch_gradient(X)  # pyright: ignore

@@ -39,6 +39,15 @@ def test_plot_marks_points_without_equilibrium():
     assert "FDR1 does not hold" in legend(curve)
 
 
+def test_plot_without_a_fit_shows_the_points_alone():
+    found = synthetic()
+    found = replace(found, points=tuple(replace(p, equilibrated=False) for p in found.points))
+    [curve] = plot.draw(found, None).axes
+    assert legend(curve) == ["FDR1 does not hold"]
+    [drawn] = curve.lines
+    assert drawn.get_ydata() == pytest.approx([p.estimate.value for p in found.points])
+
+
 def test_plot_states_the_correction_for_reshuffling():
     found = synthetic(sampling="shuffled")
     curve, _ = plot.draw(found, fit(found)).axes

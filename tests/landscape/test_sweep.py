@@ -1,7 +1,5 @@
 """Sweeps against exact regression."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from support.regression_oracle import exact_averages, half_square
@@ -9,7 +7,7 @@ from torch import nn
 
 from equilibrate import estimates
 from equilibrate.ensemble import Epoch
-from equilibrate.landscape import fit, sweep, sweeps
+from equilibrate.landscape import NotEquilibratedError, SweepRun, fit, sweep
 
 generator = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(8, 2, generator=generator)
@@ -26,6 +24,11 @@ def build_model(seed: int) -> nn.Module:
 def small_sweep(**options):
     settings = {"lrs": LRS, "seeds": range(8), "batch_size": BATCH}
     return sweep(build_model, half_square, (INPUTS, TARGETS), **{**settings, **options})
+
+
+def new_run(**options):
+    settings = {"lrs": LRS, "seeds": range(8), "batch_size": BATCH}
+    return SweepRun(build_model, half_square, (INPUTS, TARGETS), **{**settings, **options})
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -94,15 +97,112 @@ def test_invalid_arguments_are_rejected():
         small_sweep(epochs=1)
 
 
-def test_waiting_requires_fdr1_in_two_windows():
+def test_waiting_requires_fdr1_in_two_windows(monkeypatch):
     """The sides differ for six epochs; after ten epochs the last two quarters are later."""
-    ensemble = SimpleNamespace()
+    run = new_run(threshold=0.1, max_epochs=50, min_measured_epochs=1)
 
     def run_epoch():
-        left = torch.tensor([[2.0 if run.epochs < 6 else 1.0]])
-        return Epoch(0, 0, (0.1,), left, torch.ones(1, 1), left, left)
+        left = torch.full((4, 8), 2.0 if run.epoch < 6 else 1.0)
+        return Epoch(0, 0, (0.2,), left, torch.ones(4, 8), left, left)
 
-    ensemble.run_epoch = run_epoch
-    run = sweeps._ConstantRateRun(ensemble, None)  # pyright: ignore[reportArgumentType]
-    assert run.wait(threshold=0.1, max_epochs=50)
-    assert run.epochs == 10
+    monkeypatch.setattr(run._ensemble, "run_epoch", run_epoch)
+    while not run.points:
+        run.run_epoch()
+    assert run.points[0].equilibrated
+    assert run.points[0].epochs_waited == 10
+
+
+@pytest.mark.parametrize(
+    ("lefts", "equilibrated"),
+    [
+        ([9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 1.0], True),
+        ([1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0], False),
+        ([1.0, 1.0, 1.0, 0.5, 0.5, 1.5, 1.5], False),  # on average FDR1 holds
+        ([1.0, 1.0], False),  # one measured epoch has no two halves
+    ],
+)
+def test_fixed_number_of_epochs_tests_both_halves_of_the_measurement(
+    monkeypatch, lefts, equilibrated
+):
+    run = new_run(epochs=len(lefts), threshold=0.1)
+
+    def run_epoch():
+        left = torch.full((4, 8), lefts[run.epoch])
+        return Epoch(0, 0, (0.2,), left, torch.ones(4, 8), left, left)
+
+    monkeypatch.setattr(run._ensemble, "run_epoch", run_epoch)
+    while not run.finished:
+        run.run_epoch()
+    assert [point.equilibrated for point in run.result().points] == [equilibrated] * 2
+
+
+def test_fixed_number_of_epochs_far_from_equilibrium_gives_no_fit():
+    found = small_sweep(lrs=(1e-6, 2e-6), epochs=4)
+    assert not any(point.equilibrated for point in found.points)
+    with pytest.raises(
+        NotEquilibratedError, match=r"held at 0 of 2 .* off by .* % at η = 1e-06, .* use more epoch"
+    ):
+        fit(found)
+
+
+@pytest.mark.parametrize("options", [{"epochs": 5}, {"threshold": 0.5, "min_measured_epochs": 3}])
+@pytest.mark.parametrize("interrupted_after", [1, 4, 7])
+def test_interrupted_sweep_ends_with_the_same_points(tmp_path, options, interrupted_after):
+    options = {"momentum": 0.5, "sampling": "shuffled", **options}
+    run = new_run(**options)
+    for _ in range(interrupted_after):
+        run.run_epoch()
+    torch.save(run.state_dict(), tmp_path / "state.pt")
+    resumed = new_run(**options)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+    while not resumed.finished:
+        resumed.run_epoch()
+    assert resumed.result() == small_sweep(**options)
+
+
+def test_state_of_another_sweep_is_rejected():
+    state = new_run(epochs=2).state_dict()
+    with pytest.raises(ValueError, match=r"over lrs=\[0\.2, 0\.1\], but this one has lrs=\[3"):
+        new_run(epochs=2, lrs=[3.0, 0.1]).load_state_dict(state)
+    with pytest.raises(ValueError, match="momentum=0"):
+        new_run(epochs=2, momentum=0.5).load_state_dict(state)
+
+
+def test_finished_sweep_cannot_continue():
+    run = new_run(epochs=2)
+    while not run.finished:
+        run.run_epoch()
+    with pytest.raises(ValueError, match="the sweep is finished"):
+        run.run_epoch()
+
+
+def test_divergence_ends_the_sweep():
+    with pytest.raises(ValueError, match=r"SGD diverged at η = 9 in epoch \d+ for the seeds 0, 2"):
+        small_sweep(lrs=[9.0, 0.1], max_epochs=200)
+
+
+def test_sum_over_examples_is_rejected():
+    """G and the curvature would be too large by a factor of (N/|B|)²."""
+    for loss in (nn.MSELoss(reduction="sum"), lambda out, y: (out - y).square().sum() / 2):
+        with pytest.raises(ValueError, match="must be a mean over independent examples"):
+            sweep(build_model, loss, (INPUTS, TARGETS), lrs=LRS, batch_size=BATCH)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (nn.Linear(2, 1), "build_model must be a function from a seed to a model, .* got Linear"),
+        (3, "build_model must be a function from a seed to a model, .* got int"),
+        (lambda seed: seed, r"build_model\(0\) must return a torch\.nn\.Module, got int"),
+    ],
+)
+def test_something_else_than_a_builder_is_rejected(build, message):
+    with pytest.raises(TypeError, match=message):
+        sweep(build, half_square, (INPUTS, TARGETS), lrs=LRS)
+
+
+def test_single_numbers_are_rejected():
+    with pytest.raises(TypeError, match=r"lrs must be a list of numbers, .* got float"):
+        small_sweep(lrs=0.1)
+    with pytest.raises(TypeError, match=r"seeds must be a list of numbers, .* got int"):
+        small_sweep(seeds=4)

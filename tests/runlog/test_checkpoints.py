@@ -89,7 +89,18 @@ def test_save_rejects_objects_that_torch_load_rejects(two, odd):
     with pytest.raises(TypeError, match=r"state contains .*, which torch.load does not load"):
         checkpoints.save(two, {"epoch": 3, "odd": odd})
     assert checkpoints.load(two)["epoch"] == 2
-    assert not two.with_name("checkpoint.pt.partial").exists()
+    assert {path.name for path in two.parent.iterdir()} == {two.name, f"{two.name}.previous"}
+
+
+def test_full_disk_is_reported_and_keeps_both_checkpoints(two, full_disk):
+    with (
+        full_disk(10_000),
+        pytest.raises(CheckpointError, match=r"cannot write to .* Checkpoints before it are safe"),
+    ):
+        checkpoints.save(two, {"epoch": 3, "x": torch.zeros(10_000)})
+    assert {path.name for path in two.parent.iterdir()} == {two.name, f"{two.name}.previous"}
+    assert checkpoints.load(two)["epoch"] == 2
+    assert checkpoints.load(two.with_name("checkpoint.pt.previous"))["epoch"] == 1
 
 
 def test_remove_removes_the_previous_checkpoint_too(two):

@@ -1,21 +1,12 @@
 """Only one process writes to a folder, and a killed process does not block the next one."""
 
-import signal
-import subprocess
-import sys
+from multiprocessing import Pipe
 
 import pytest
+from support import forks, recording
 
 from equilibrate.runlog.lock import lock, lock_record
 from equilibrate.runlog.records import RecordError
-
-HOLD = """
-import sys, time
-from equilibrate.runlog.lock import lock, lock_record
-with lock(sys.argv[1]):
-    print("locked", flush=True)
-    time.sleep(600)
-"""
 
 
 def test_second_lock_raises_until_the_first_is_released(tmp_path):
@@ -37,13 +28,13 @@ def test_lock_is_released_when_the_block_fails(tmp_path):
 
 
 def test_killed_process_releases_the_lock(tmp_path):
-    arguments = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "locked\n"
-        with pytest.raises(RecordError, match="another run is writing to"), lock(tmp_path):
-            pass
-        process.send_signal(signal.SIGKILL)
+    here, there = Pipe()
+    process = forks.start(recording.hold_lock, tmp_path, there)
+    assert here.recv() == "locked"
+    with pytest.raises(RecordError, match="another run is writing to"), lock(tmp_path):
+        pass
+    process.kill()
+    process.join()
     with lock(tmp_path):
         pass
 

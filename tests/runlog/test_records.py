@@ -1,14 +1,13 @@
 """Rows survive a kill, an incomplete write and a full disk, and runs are not mixed up."""
 
+import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
+from multiprocessing import Pipe
 
 import pytest
 import torch
+from support import forks, recording
 
 from equilibrate.runlog.records import RecordError, Writer, read, read_header
 
@@ -134,23 +133,17 @@ def test_incomplete_last_row_is_ignored_and_replaced_on_resume(tmp_path, torn):
 
 def test_killed_process_loses_no_row_that_it_reported(tmp_path):
     path = tmp_path / "run.jsonl"
-    code = (
-        "import sys\nfrom equilibrate.runlog.records import Writer\n"
-        "w = Writer(sys.argv[1], config={})\nk = 0\n"
-        "while True:\n"
-        "    w.write({'k': k, 'pad': 'x' * 3000})\n    print(k, flush=True)\n    k += 1\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
+    here, there = Pipe(duplex=False)
+    process = forks.start(recording.write_rows, path, there)
+    there.close()
     reported = -1
-    deadline = time.monotonic() + 60
-    while reported < 200 and time.monotonic() < deadline:
-        reported = int(process.stdout.readline())
-    process.send_signal(signal.SIGKILL)
-    rest = process.stdout.read().split()
-    process.wait()
-    process.stdout.close()
-    reported = int(rest[-1]) if rest else reported
+    while reported < 200:
+        reported = here.recv()
+    process.kill()
+    process.join()
+    with contextlib.suppress(EOFError):
+        while True:  # what it has reported before the kill
+            reported = here.recv()
     rows = read(path).rows
     assert [row["k"] for row in rows] == list(range(len(rows)))
     assert len(rows) > reported
@@ -201,7 +194,7 @@ def test_header_is_read_without_the_rows(tmp_path):
     header = read_header(path)
     assert header.config == CONFIG
     assert "torch" in header.environment
-    with pytest.raises(RecordError, match="is not a record of equilibrate"):
+    with pytest.raises(RecordError, match="is damaged in line 3"):
         read(path)
 
 
@@ -219,3 +212,58 @@ def test_how_a_run_ended_is_not_a_row_and_resuming_removes_it(tmp_path):
         writer.write({"a": 2, "end": "a word of the user"})
     assert read(path).rows == [{"a": 1}, {"a": 2, "end": "a word of the user"}]
     assert read(path).end is None
+
+
+def test_settings_that_may_change_are_replaced_in_the_header(tmp_path):
+    path = tmp_path / "run.jsonl"
+    written(path, [{"a": k} for k in range(3)])
+    environment = read(path).environment
+    more = {"config": {**CONFIG, "seed": 7}, "may_change": ("seed",)}
+    with Writer(path, **more, mode="resume", keep=2) as writer:
+        writer.write({"a": "new"})
+    back = read(path)
+    assert back.config == {"lr": 0.1, "seed": 7}
+    assert back.environment == environment
+    assert [row["a"] for row in back.rows] == [0, 1, "new"]
+    with pytest.raises(RecordError, match=r"other settings \(lr: 0.1 in the file, 0.2 now\)"):
+        Writer(path, config={"lr": 0.2, "seed": 0}, may_change=("seed",), mode="resume")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_full_disk_while_the_header_is_replaced_keeps_the_record(tmp_path, full_disk):
+    path = tmp_path / "run.jsonl"
+    written(path, [{"a": 1}])
+    before = path.read_bytes()
+    with full_disk(100), pytest.raises(RecordError, match="Its 1 rows are safe"):
+        Writer(path, config={"lr": 0.1, "seed": 7}, may_change=("seed",), mode="resume")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_full_disk_at_the_start_leaves_no_file(tmp_path, full_disk):
+    with full_disk(50), pytest.raises(RecordError, match="its 0 rows are safe"):
+        Writer(tmp_path / "run.jsonl", config=CONFIG)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [b'{"a": 2', b"\xff\xfe", b"[1]", b""])
+def test_damaged_row_is_named_with_file_and_line(tmp_path, damage):
+    path = tmp_path / "run.jsonl"
+    written(path, [{"a": 1}, {"a": 2}, {"a": 3}])
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:2], damage, *lines[3:]]))
+    with pytest.raises(RecordError, match=r"run\.jsonl is damaged in line 3 \(.*restore it from"):
+        read(path)
+    with pytest.raises(RecordError, match=r"run\.jsonl is damaged in line 3 \("):
+        Writer(path, config=CONFIG, mode="resume")
+    with Writer(path, config=CONFIG, mode="resume", keep=1) as writer:  # line 3 is not needed
+        writer.write({"a": "new"})
+    assert [row["a"] for row in read(path).rows] == [1, "new"]
+
+
+def test_resume_of_a_file_that_is_not_a_record_raises(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text("hello\n")
+    with pytest.raises(RecordError, match=r"run\.jsonl is not a record of equilibrate"):
+        Writer(path, config=CONFIG, mode="resume")
+    assert path.read_text() == "hello\n"

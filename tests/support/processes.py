@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import tempfile
 import traceback
 import warnings
 from datetime import timedelta
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+
+from support import forks
 
 TIMEOUT = 120
 """Seconds after which a collective that not all processes have called fails."""
 
 
 class Processes:
-    """Starts processes when they are first needed, and keeps them: importing torch takes seconds.
-
-    A function must be importable by name. `support` is; a test module is not.
-    """
+    """Starts processes when they are first needed, and keeps them. See `forks` for functions."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._workers: list[tuple[multiprocessing.Process, Connection]] = []
+        self._workers: list[tuple[ForkServerProcess, Connection]] = []
 
     def run(self, function, *args, size=None):
         """Call function(*args) in `size` processes of one group, and return all results."""
@@ -52,19 +51,11 @@ class Processes:
         self._workers = []
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"
         for _ in range(self._most):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there,), daemon=True)
-            process.start()
+            here, there = Pipe()
+            process = forks.start(_serve, there)
             there.close()
             self._workers.append((process, here))
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
 
 
 def _serve(connection: Connection) -> None:

@@ -175,13 +175,19 @@ def plain(reading):
     return (*averages, reading.stderr, reading.margin)
 
 
-def single(kind, every, steps, dtype=torch.float64):
+def monitors(model, optimizer, intervals):
+    """Monitors of every k-th step, for some k, which do not know of each other."""
+    named = dict(model.named_parameters())
+    return {k: eq.Monitor(optimizer, every=k, named_parameters=named) for k in intervals}
+
+
+def single(kind, steps, dtype=torch.float64, intervals=(1, 4)):
     """What a single process reads, which sharded ones are compared with."""
     model = network(dtype)
     optimizer = optimizer_for(model, kind)
-    monitor = eq.Monitor(optimizer, every=every, named_parameters=model.named_parameters())
+    watching = monitors(model, optimizer, intervals)
     train(model, optimizer, steps)
-    return numbers(monitor)
+    return {(kind, every): numbers(monitor) for every, monitor in watching.items()}
 
 
 def single_group(kind, every, steps, *, each=True):
@@ -203,14 +209,13 @@ def readings(strategy, steps, kinds, dtype=torch.float64, intervals=(1, 4)):
     found = {}
     parts = parallel_of_data(strategy)
     for kind in kinds:
-        for every in intervals:
-            model = STRATEGIES[strategy](network(dtype))
-            optimizer = optimizer_for(model, kind)
-            monitor = eq.Monitor(optimizer, every=every, named_parameters=model.named_parameters())
-            whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
-            part = dist.get_rank() * parts // dist.get_world_size()
-            train(model, optimizer, steps, parts=parts, part=part, replicated=whole)
-            found[kind, every] = numbers(monitor)
+        model = STRATEGIES[strategy](network(dtype))
+        optimizer = optimizer_for(model, kind)
+        watching = monitors(model, optimizer, intervals)
+        whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+        part = dist.get_rank() * parts // dist.get_world_size()
+        train(model, optimizer, steps, parts=parts, part=part, replicated=whole)
+        found |= {(kind, every): numbers(monitor) for every, monitor in watching.items()}
     return found
 
 

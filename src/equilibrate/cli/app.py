@@ -17,6 +17,7 @@ from equilibrate.cli.train import train
 from equilibrate.cli.watch import watch
 from equilibrate.paper.data.datasets import DataError
 from equilibrate.runlog.checkpoints import CheckpointError
+from equilibrate.runlog.files import WriteError
 from equilibrate.runlog.records import RecordError
 
 app = typer.Typer(
@@ -36,7 +37,7 @@ def run() -> None:
     """Run the command line. Errors that the user can fix are shown without a traceback."""
     try:
         app()
-    except (ValueError, RecordError, CheckpointError, DataError) as error:
+    except (ValueError, RecordError, CheckpointError, DataError, WriteError) as error:
         # Under torchrun, rank 0 knows the errors of all ranks.
         console = Console(stderr=True, quiet=int(os.environ.get("RANK", "0")) > 0)
         console.print(f"equilibrate: {error}", style="red", highlight=False)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
 
 from equilibrate.cli.device import DeviceOption, parse_device
+from equilibrate.cli.interrupt import interrupt_message
+from equilibrate.cli.modes import Mode, OverwriteOption, ResumeOption, parse_mode
 from equilibrate.cli.tasks import load_task
 from equilibrate.ensemble import Sampling
-from equilibrate.landscape import fit, plot, sweep
+from equilibrate.landscape import Batch, NotEquilibratedError, Sweep, SweepRun, fit, plot
+from equilibrate.landscape.points import point_from_dict
 from equilibrate.paper.runs.training import TASKS, limit_threads
 from equilibrate.report import figures
 from equilibrate.report.progress import progress_bars
-from equilibrate.runlog import records
+from equilibrate.runlog import checkpoints, files, records
 from equilibrate.runlog.lock import lock
+
+_SECONDS_BETWEEN_CHECKPOINTS = 30.0
 
 
 def landscape(
@@ -59,73 +66,145 @@ def landscape(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the official files of MNIST or CIFAR-10.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing run.")
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    draw_only: Annotated[
+        bool,
+        typer.Option(
+            "--draw-only", help="Draw what is recorded in --out without running anything."
+        ),
     ] = False,
 ) -> None:
-    """Measure the loss landscape from the fluctuations at several learning rates."""
-    rates = _parse_lrs(lrs)
-    kind = _parse_sampling(sampling)
+    """Measure the loss landscape from the fluctuations at several learning rates.
+
+    The exit status is 1 if nothing can be concluded, because FDR1 did not hold.
+    """
+    console = Console()
     out = out or Path("runs") / "landscape"
-    config = {
-        "task": task,
-        "lrs": rates,
-        "seeds": seeds,
+    record = out / "landscape.jsonl"
+    mode = parse_mode(resume, overwrite)
+    if draw_only:
+        found, task = _recorded(record)
+        _show(found, task, out, console)
+        return
+    rates = _parse_lrs(lrs)
+    settings = {
         "batch_size": batch_size,
         "momentum": momentum,
         "weight_decay": weight_decay,
-        "sampling": sampling,
         "threshold": threshold,
         "max_epochs": max_epochs,
         "epochs": epochs,
     }
+    config = {"task": task, "lrs": rates, "seeds": seeds, "sampling": sampling, **settings}
+    kind = _parse_sampling(sampling)
     limit_threads(task)
     torch_device = parse_device(device)
     build_model, loss, data = load_task(task, data_dir)
-    console = Console()
-    record = out / "landscape.jsonl"
-    _require_absent(record, overwrite)
-    with (
-        lock(out),
-        records.Writer(record, config=config, mode="overwrite" if overwrite else "new") as writer,
-        progress_bars("learning rates", console, eta=False) as bars,
-    ):
-        bar = bars.add_task("", total=len(rates), status="")
+    _require_absent(record, mode)
+    run = SweepRun(
+        build_model,
+        loss,
+        data,
+        lrs=rates,
+        seeds=range(seeds),
+        sampling=kind,
+        device=torch_device,
+        **settings,
+    )
+    config |= {"steps_per_epoch": run.result().steps_per_epoch, "data": _fingerprint(data)}
+    with interrupt_message(console, "Run again with --resume to continue."):
+        _measure(run, record, config, mode, console)
+    _show(run.result(), task, out, console)
 
-        def progress(lr: float, epoch: int, residual: float) -> None:
-            done = sorted(rates, reverse=True).index(lr)  # the largest rate comes first
-            status = f"η {lr:g}  epoch {epoch}  L/R − 1 = {residual:+.3f}"
-            bars.update(bar, completed=done, status=status)
 
-        found = sweep(
-            build_model,
-            loss,
-            data,
-            lrs=rates,
-            seeds=range(seeds),
-            batch_size=batch_size,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            sampling=kind,
-            threshold=threshold,
-            max_epochs=max_epochs,
-            epochs=epochs,
-            device=torch_device,
-            progress=progress,
-            on_point=lambda point: writer.write(asdict(point)),
-        )
-        bars.update(bar, completed=len(rates), status="")
-    fitted = fit(found)
+def _measure(
+    run: SweepRun, record: Path, config: dict[str, Any], mode: Mode, console: Console
+) -> None:
+    """Run the sweep, or what is left of it, and record each point."""
+    checkpoint = record.with_suffix(".pt")
+    total = len(config["lrs"])
+    with lock(record.parent):
+        state = checkpoints.load(checkpoint) if mode == "resume" else None
+        keep = state["rows"] if state else 0
+        with (
+            records.Writer(record, config=config, mode=mode, keep=keep) as writer,
+            progress_bars("learning rates", console, eta=False) as bars,
+        ):
+            if state:
+                run.load_state_dict(state["run"])
+            else:  # a checkpoint of an earlier record must not be used after a kill
+                checkpoints.remove(checkpoint)
+            bar = bars.add_task("", total=total, status="", completed=len(run.points))
+            saved = time.monotonic()
+
+            def progress(lr: float, epoch: int, residual: float) -> None:
+                bars.update(bar, status=f"η {lr:g}  epoch {epoch}  L/R − 1 = {residual:+.3f}")
+
+            while not run.finished:
+                point = run.run_epoch(progress)
+                if point is not None:
+                    writer.write(asdict(point))
+                    writer.sync()
+                    bars.update(bar, completed=len(run.points))
+                if point is not None or time.monotonic() > saved + _SECONDS_BETWEEN_CHECKPOINTS:
+                    checkpoints.save(checkpoint, {"run": run.state_dict(), "rows": writer.count})
+                    saved = time.monotonic()
+            bars.update(bar, status="")
+
+
+def _show(found: Sweep, task: str, out: Path, console: Console) -> None:
+    # Draw the figure and print the summary, or why there is no conclusion.
+    try:
+        fitted = fit(found)
+        summary, status = fitted.summary(), int(bool(fitted.unsettled))
+    except NotEquilibratedError as error:
+        fitted, summary, status = None, f"No conclusion: {error}.", 1
     figure = figures.save(plot.draw(found, fitted, title=task), out / "landscape.png")
-    (out / "landscape.txt").write_text(fitted.summary() + "\n", encoding="utf-8")
-    console.print(fitted.summary(), highlight=False)
-    console.print(f"record  {record}\nfigure  {figure}", highlight=False)
+    files.write(out / "landscape.txt", summary + "\n")
+    console.print(summary, highlight=False)
+    console.print(f"record  {out / 'landscape.jsonl'}\nfigure  {figure}", highlight=False)
+    if status:
+        raise typer.Exit(status)
 
 
-def _require_absent(record: Path, overwrite: bool) -> None:
-    if record.exists() and not overwrite:
+def _recorded(record: Path) -> tuple[Sweep, str]:
+    # The measurements of a record, and its task.
+    read = records.read(record)
+    config = read.config
+    try:
+        points = sorted(map(point_from_dict, read.rows), key=lambda point: point.lr)
+        settings = (
+            config["momentum"],
+            0.0,
+            _parse_sampling(config["sampling"]),
+            config["steps_per_epoch"],
+            config["threshold"],
+        )
+        task = config["task"]
+    except (KeyError, TypeError) as error:
         raise records.RecordError(
-            f"{record} already exists: use --overwrite, or another folder with --out"
+            f"{record} is not a record of this version of equilibrate landscape ({error}): measure "
+            "again with --overwrite"
+        ) from error
+    if not points:
+        raise records.RecordError(f"{record} has no learning rate yet: continue with --resume")
+    return Sweep(tuple(points), *settings), task
+
+
+def _fingerprint(data: Batch) -> str:
+    """Return the SHA-256 checksum of the examples, so that a run is resumed with the same ones."""
+    digest = hashlib.sha256()
+    for tensor in data:
+        digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        digest.update(tensor.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _require_absent(record: Path, mode: Mode) -> None:
+    if record.exists() and mode == "new":
+        raise records.RecordError(
+            f"{record} already exists: use --resume, --overwrite, or another folder with --out"
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from equilibrate.cli.interrupt import interrupt_message
+from equilibrate.cli.modes import OverwriteOption, ResumeOption, parse_mode
 from equilibrate.paper.runs import training
 from equilibrate.report import figures
 from equilibrate.report.progress import progress_bars
@@ -50,13 +51,11 @@ def train(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the official files of MNIST or CIFAR-10.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing run.")
-    ] = False,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Train a model with the adaptive schedule and plot the result."""
-    mode = _parse_mode(resume, overwrite)
+    mode = parse_mode(resume, overwrite)
     settings = training.Settings(
         task=task,
         epochs=epochs,
@@ -81,18 +80,12 @@ def train(
     rows = records.read(out / "train.jsonl").rows
     figure = figures.save(figures.training(rows, title=task), out / "train.png")
     last, decreases = rows[-1], sum(row["lowered"] for row in rows)
+    lowered = f"lowered {decreases} times, to" if decreases else "not lowered:"
     console.print(
-        f"{len(rows)} epochs, learning rate lowered {decreases} times "
-        f"({last['lr']:.3g} in the last), "
+        f"{len(rows)} epochs, learning rate {lowered} {last['next_lr']:.3g}, "
         f"test accuracy {last['test_accuracy']:.1%}"
     )
     console.print(f"record  {out / 'train.jsonl'}\nfigure  {figure}", highlight=False)
-
-
-def _parse_mode(resume: bool, overwrite: bool) -> Literal["new", "resume", "overwrite"]:
-    if resume and overwrite:
-        raise ValueError("--resume and --overwrite cannot be combined: choose one of them")
-    return "resume" if resume else "overwrite" if overwrite else "new"
 
 
 def _status(row: dict[str, Any]) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from equilibrate.deterministic import require_deterministic
 from equilibrate.ensemble.precision import Precision
+from equilibrate.mean_loss import Batch, representative_examples, require_mean_loss
 
 PerReplica = float | Sequence[float]
 """One number for all replicas, or one for each."""
@@ -76,6 +79,71 @@ def check_loss(loss: object) -> None:
             f"loss must be a function of (outputs, targets) such as F.cross_entropy, got "
             f"{type(loss).__name__}"
         )
+
+
+def check_loss_of_model(
+    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], data: Batch
+) -> None:
+    """Check that the loss of a replica is a mean over examples, and that replicas can be batched.
+
+    Args:
+        model: One replica.
+        loss: The loss.
+        data: Inputs and targets, (N, …) each.
+
+    Raises:
+        ValueError: If the loss is random or not a mean over examples, or if `torch.func.vmap`
+            does not support the model or the loss.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    inputs, targets = (t.to(trained[0].device) for t in representative_examples(data))
+    targets = targets if targets.is_floating_point() else targets.long()
+
+    def batch_loss(batch: Batch) -> Tensor:
+        return loss(model(batch[0]), batch[1])
+
+    require_mean_loss(batch_loss, trained, (inputs, targets))
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    one = {name: tensor[None] for name, tensor in tensors.items()}  # one replica
+    with torch.no_grad(), _last_layer_entered(model) as entered:
+        try:
+            outputs = vmap(lambda own, x: functional_call(model, own, (x,)))(one, inputs[None])
+        except RuntimeError as error:
+            name, layer = entered[-1] if entered else ("", model)
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) cannot be computed for several replicas "
+                f"at once: torch.func.vmap does not support it ({_first_line(error)}); replace "
+                "the layer, or train the replicas one by one, each with an eq.Monitor"
+            ) from error
+        try:
+            vmap(loss)(outputs, targets[None])
+        except RuntimeError as error:
+            raise ValueError(
+                "loss cannot be computed for several replicas at once: torch.func.vmap does not "
+                f"support it ({_first_line(error)}); use tensor operations without .item() and "
+                "without branches that depend on values"
+            ) from error
+
+
+@contextmanager
+def _last_layer_entered(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """Yield a list of the layers that are being computed, the innermost one last."""
+    entered: list[tuple[str, nn.Module]] = []
+    hooks = []
+    for name, layer in model.named_modules():
+        hooks += [
+            layer.register_forward_pre_hook(lambda m, _, name=name: entered.append((name, m))),
+            layer.register_forward_hook(lambda *_: entered.pop() and None),
+        ]
+    try:
+        yield entered
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 def check_seeds(seeds: Sequence[int], replicas: int) -> None:

@@ -16,6 +16,7 @@ from equilibrate.ensemble.checks import (
     PerReplica,
     check_data,
     check_loss,
+    check_loss_of_model,
     check_models,
     check_precision,
     check_seeds,
@@ -74,7 +75,8 @@ class Ensemble:
 
     Raises:
         TypeError: If an argument has the wrong type, or models or inputs are not float32.
-        ValueError: If an argument is out of range, or the models are not replicas.
+        ValueError: If an argument is out of range, the models are not replicas, the loss is random
+            or not a mean over examples, or `torch.func.vmap` does not support model or loss.
 
     Example:
         >>> import torch.nn.functional as F
@@ -110,10 +112,11 @@ class Ensemble:
         check_models(models)
         check_loss(loss)
         inputs, targets = check_data(data, batch_size, sampling)
+        check_loss_of_model(models[0], loss, (inputs, targets))
         check_seeds(seeds, len(models))
         check_precision(precision)
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
+        if not 0 <= weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {weight_decay}")
         self.device = torch.device(device)
         if self.device.type not in ("cpu", "cuda"):
             raise ValueError(f'device must be "cpu" or "cuda", got {str(device)!r}')

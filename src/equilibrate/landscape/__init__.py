@@ -6,7 +6,7 @@ Everything here costs a pass over the data, a Hessian-vector product, or several
 
 from equilibrate.landscape.data import Batch, Data
 from equilibrate.landscape.fdr2 import FDR2Accumulator, FDR2Estimates, estimate_fdr2
-from equilibrate.landscape.fits import Departure, Fit, fit
+from equilibrate.landscape.fits import Departure, Fit, NotEquilibratedError, fit
 from equilibrate.landscape.landscape import (
     Landscape,
     Loss,
@@ -14,7 +14,8 @@ from equilibrate.landscape.landscape import (
     NoiseCurvature,
     connected_scaling,
 )
-from equilibrate.landscape.sweeps import Sweep, SweepPoint, sweep
+from equilibrate.landscape.points import Sweep, SweepPoint
+from equilibrate.landscape.sweeps import SweepRun, sweep
 
 __all__ = [
     "Batch",
@@ -27,8 +28,10 @@ __all__ = [
     "Loss",
     "Noise",
     "NoiseCurvature",
+    "NotEquilibratedError",
     "Sweep",
     "SweepPoint",
+    "SweepRun",
     "connected_scaling",
     "estimate_fdr2",
     "fit",

@@ -7,9 +7,10 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-Batch = tuple[Tensor, Tensor]
-"""(inputs, targets), with the examples on the first axis."""
+from equilibrate.mean_loss import Batch
+
 Data = Batch | Iterable[Batch]
 """(inputs, targets) of all examples, or an iterable of such batches, for example a `DataLoader`."""
 
@@ -24,7 +25,7 @@ class TrainingData:
 
     Raises:
         ValueError: If inputs and targets are empty or differ in length.
-        TypeError: If `data` is an iterator.
+        TypeError: If `data` has another type, or is an iterator.
 
     Example:
         >>> data = TrainingData((torch.arange(5.0)[:, None], torch.zeros(5)))
@@ -35,8 +36,8 @@ class TrainingData:
     def __init__(self, data: Data) -> None:
         self._tensors: Batch | None = None
         self._batches: Iterable[Batch] = ()
-        if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
-            inputs, targets = cast(Batch, data)
+        if isinstance(data, tuple) and any(isinstance(part, Tensor) for part in data):
+            inputs, targets = check_batch(data)
             if len(inputs) != len(targets) or len(inputs) == 0:
                 raise ValueError(
                     f"data has {len(inputs)} inputs and {len(targets)} targets: pass one target "
@@ -47,6 +48,16 @@ class TrainingData:
             raise TypeError(
                 f"data is a {type(data).__name__}, which can be iterated only once: pass a "
                 "list or a DataLoader"
+            )
+        elif isinstance(data, Tensor) or not isinstance(data, Iterable | Dataset):
+            raise TypeError(
+                "data must be a tuple (inputs, targets) of tensors, or an iterable of such "
+                f"batches, got {type(data).__name__}"
+            )
+        elif isinstance(data, Dataset):
+            raise TypeError(
+                f"data is a {type(data).__name__}, which consists of single examples: pass "
+                "DataLoader(data, batch_size=…)"
             )
         else:
             self._batches = cast(Iterable[Batch], data)
@@ -132,11 +143,14 @@ class TrainingData:
         with torch.random.fork_rng(devices=[]):
             if seed is not None:
                 torch.default_generator.manual_seed(seed)
-            for inputs, targets in self._batches:
+            for batch in self._batches:
                 seen = True
-                yield inputs, targets
+                yield check_batch(batch)
         if not seen:
-            raise ValueError("data yields no batch: pass a list or a DataLoader that is not empty")
+            raise ValueError(
+                "data yields no batch: pass a list or a DataLoader that is not empty and can be "
+                "iterated repeatedly"
+            )
 
     def _cycled(self, draws: int, generator: torch.Generator) -> Iterator[Batch]:
         """Yield batches of the iterable, restarting it as often as needed."""
@@ -148,3 +162,45 @@ class TrainingData:
                     return
                 yield pair
                 drawn += 1
+
+
+def check_batch(batch: object) -> Batch:
+    """Check that an object is a batch.
+
+    Args:
+        batch: The object.
+
+    Returns:
+        The batch, (inputs, targets).
+
+    Raises:
+        TypeError: If it is not a pair of tensors with the examples on the first axis.
+    """
+    match batch:
+        case (Tensor() as inputs, Tensor() as targets) if inputs.ndim and targets.ndim:
+            return inputs, targets
+    raise TypeError(
+        "a batch must be a pair (inputs, targets) of tensors with the examples on the first axis, "
+        f"got {describe(batch)}"
+    )
+
+
+def describe(found: object) -> str:
+    """Describe the type of an object, and those of the members of a tuple or list.
+
+    Args:
+        found: The object.
+
+    Returns:
+        A short text.
+
+    Example:
+        >>> describe((torch.zeros(2, 3), [1]))
+        'tuple (Tensor of shape (2, 3), list (int))'
+    """
+    if isinstance(found, Tensor):
+        return f"Tensor of shape {tuple(found.shape)}"
+    if isinstance(found, tuple | list):
+        parts = [describe(part) for part in found[:3]] + ["…"] * (len(found) > 3)
+        return f"{type(found).__name__} ({', '.join(parts)})"
+    return type(found).__name__

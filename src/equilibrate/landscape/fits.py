@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equilibrate import estimates
 from equilibrate.estimates import Estimate
-from equilibrate.landscape.sweeps import Sweep, SweepPoint
+from equilibrate.landscape.points import Sweep, SweepPoint
 from equilibrate.solvable import epoch_end_factor
 
 
@@ -53,25 +53,28 @@ class Fit:
     """(η, L̄/R̄ − 1) for rates at which FDR1 exceeded the threshold during the measurement."""
 
     def summary(self) -> str:
-        """Return a description of the fit in a few sentences."""
-        lines = [
+        """Return a description of the fit in a few sentences, with all cautions first.
+
+        Nothing is concluded about the shape of the loss if FDR1 did not hold during the measurement
+        at one of the rates in the fit.
+        """
+        lines = []
+        if self.unsettled:
+            rates = ", ".join(f"{100 * off:+.3g} % at η = {lr:g}" for lr, off in self.unsettled)
+            lines.append(
+                f"Caution: FDR1 was off by {rates} during the measurement, so the run was not "
+                "stationary there and the numbers below are not those of a stationary state. Use "
+                "more epochs."
+            )
+        if self.excluded:
+            rates = _join(self.excluded)
+            lines.append(f"Excluded, because FDR1 did not hold in time: η = {rates}.")
+        lines += [
             f"Slope of G at small η: Tr(HC̃) = {self.hessian_noise} "
             f"(95 %, {self.hessian_noise.method}).",
             f"Curvature along the noise: Tr(HC̃)/Tr C̃ = {self.curvature}.",
+            self._conclusion(),
         ]
-        beyond = [d for d in self.departures if d.significant and d.lr > self.linear_up_to]
-        if beyond:
-            lines.append(
-                f"G is linear up to η = {self.linear_up_to:g}. At η = {beyond[0].lr:g} it departs "
-                f"from the line by {100 * beyond[0].index.value:+.0f} ± "
-                f"{100 * beyond[0].index.margin:.0f} %: the loss is not harmonic, or its noise is "
-                "not constant, over the range of the fluctuations at this rate."
-            )
-        else:
-            lines.append(
-                f"G is linear up to the largest rate, η = {self.linear_up_to:g}, within its "
-                "errors: the data are consistent with a harmonic loss."
-            )
         if self.shuffling_factors and not math.isnan(self.shuffling_factors[0][1]):
             lr, factor = self.shuffling_factors[0]
             lines.append(
@@ -83,16 +86,27 @@ class Fit:
                     else "This sweep used independent batches and has no such bias."
                 )
             )
-        if self.excluded:
-            rates = _join(self.excluded)
-            lines.append(f"Excluded, because FDR1 did not hold in time: η = {rates}.")
-        if self.unsettled:
-            rates = ", ".join(f"{100 * off:+.0f} % at η = {lr:g}" for lr, off in self.unsettled)
-            lines.append(
-                f"FDR1 was off by {rates} during the measurement: the run may not have been "
-                "stationary. Use more epochs."
-            )
         return "\n".join(lines)
+
+    def _conclusion(self) -> str:
+        if self.unsettled:
+            return "No conclusion about the shape of the loss: FDR1 must hold at all rates first."
+        beyond = [d for d in self.departures if d.significant and d.lr > self.linear_up_to]
+        if beyond:
+            return (
+                f"G is linear up to η = {self.linear_up_to:g}. At η = {beyond[0].lr:g} it departs "
+                f"from the line by {100 * beyond[0].index.value:+.0f} ± "
+                f"{100 * beyond[0].index.margin:.0f} %: the loss is not harmonic, or its noise is "
+                "not constant, over the range of the fluctuations at this rate."
+            )
+        return (
+            f"G is linear up to the largest rate, η = {self.linear_up_to:g}, within its errors: "
+            "the data are consistent with a harmonic loss."
+        )
+
+
+class NotEquilibratedError(ValueError):
+    """A sweep in which FDR1 held at fewer than two learning rates. Nothing can be concluded."""
 
 
 def fit(sweep: Sweep) -> Fit:
@@ -114,10 +128,10 @@ def fit(sweep: Sweep) -> Fit:
         sweep: A sweep in which FDR1 held at two learning rates or more.
 
     Returns:
-        The fit, with error bars.
+        The fit, with error bars. A rate at which SGD diverged or has no noise raises a ValueError.
 
     Raises:
-        ValueError: If FDR1 held at fewer than two rates, SGD diverged, or there is no noise.
+        NotEquilibratedError: If FDR1 held at fewer than two rates.
 
     Example:
         >>> points = [
@@ -129,9 +143,11 @@ def fit(sweep: Sweep) -> Fit:
     """
     used = [point for point in sweep.points if point.equilibrated]
     if len(used) < 2:
-        raise ValueError(
+        rates = ", ".join(f"{100 * p.residual:+.3g} % at η = {p.lr:g}" for p in sweep.points)
+        raise NotEquilibratedError(
             f"FDR1 held at {len(used)} of {len(sweep.points)} learning rates, but a fit needs at "
-            "least two: increase max_epochs, or remove the smallest rates"
+            f"least two. It was off by {rates or 'an unknown amount'}, with a threshold of "
+            f"{100 * sweep.threshold:.3g} %: use more epochs, or remove the smallest rates"
         )
     _check_points(used)
     shuffled = sweep.sampling == "shuffled" and sweep.momentum == 0

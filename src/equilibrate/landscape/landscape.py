@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,8 +13,8 @@ from torch import Tensor, nn
 from equilibrate import estimates
 from equilibrate.deterministic import require_deterministic
 from equilibrate.estimates import Estimate
-from equilibrate.landscape.checks import require_mean_loss
-from equilibrate.landscape.data import Batch, Data, TrainingData
+from equilibrate.landscape.data import Batch, Data, TrainingData, check_batch, describe
+from equilibrate.mean_loss import representative_examples, require_mean_loss
 from equilibrate.observables import inner
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -58,7 +60,7 @@ class Landscape:
         progress: Called after each chunk with its number of examples.
 
     Raises:
-        TypeError: If `loss` is not callable, or `data` is an iterator.
+        TypeError: If `model` is not a module, `loss` is not callable, or `data` is of another type.
         ValueError: If an argument is out of range, the model has no trainable parameter or is not
             deterministic, or the loss is not a mean over examples.
 
@@ -87,6 +89,8 @@ class Landscape:
         seed: int = 0,
         progress: Progress | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if not callable(loss):
             raise TypeError(
                 f"loss must be a function of (outputs, targets), got {type(loss).__name__}: the "
@@ -94,8 +98,8 @@ class Landscape:
             )
         if chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
+        if not 0 <= weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {weight_decay}")
         self.model = model
         self.loss = loss
         self.data = TrainingData(data)
@@ -107,7 +111,8 @@ class Landscape:
         if not self.trainable:
             raise ValueError("model has no trainable parameter: set requires_grad of at least one")
         require_deterministic(model)
-        require_mean_loss(self._batch_loss, next(self.data.chunks(16)))
+        first = next(self.data.chunks(sys.maxsize))  # tensors are one chunk
+        require_mean_loss(self._batch_loss, self.trainable, representative_examples(first))
 
     def parameters(self) -> Tensor:
         """Return a flat copy of the trainable parameters θ."""
@@ -129,8 +134,10 @@ class Landscape:
         """Return H(θ)u, with the L2 term, in double precision.
 
         Args:
-            vector: u, a flat vector.
+            vector: u, a flat vector with one number for each trainable parameter. Another shape
+                raises a ValueError.
         """
+        self._check_vector(vector)
         product = self._averaged(lambda batch: self._loss_hessian_product(batch, vector))
         return product.add_(vector, alpha=self.weight_decay)
 
@@ -147,8 +154,9 @@ class Landscape:
 
         Args:
             batch: (inputs, targets).
-            vector: u, a flat vector.
+            vector: u, as in `hessian_product`.
         """
+        self._check_vector(vector)
         return self._loss_hessian_product(batch, vector) + self.weight_decay * vector
 
     def noise(self, batch_size: int | None, draws: int = 100) -> Noise:
@@ -205,9 +213,17 @@ class Landscape:
             estimates.ratio(curvature, square, independent=True),
         )
 
+    def _check_vector(self, vector: Tensor) -> None:
+        size = sum(p.numel() for p in self.trainable)
+        if not isinstance(vector, Tensor) or vector.shape != (size,):
+            raise ValueError(
+                f"vector must be a tensor of shape ({size},), with one number for each trainable "
+                f"parameter, got {describe(vector)}"
+            )
+
     def _batch_loss(self, batch: Batch) -> Tensor:
         device = self.trainable[0].device
-        inputs, targets = (t.to(device) for t in batch)
+        inputs, targets = (t.to(device) for t in check_batch(batch))
         return self.loss(self.model(inputs), targets)
 
     def _loss_gradient(self, batch: Batch) -> Tensor:

@@ -14,33 +14,35 @@ from equilibrate.landscape import Fit, Sweep
 _MEASURED, _LINE, _DEPARTED = "#0b5394", "#c0392b", "#e69138"
 
 
-def draw(sweep: Sweep, fit: Fit, *, title: str = "") -> Figure:
+def draw(sweep: Sweep, fit: Fit | None, *, title: str = "") -> Figure:
     """Draw G against η with the fitted line, and the anharmonicity index.
 
     Args:
         sweep: The measurements.
-        fit: The fit to them.
+        fit: The fit to them; None if there is none, and then only the measurements are drawn.
         title: Title of the figure.
 
     Returns:
-        A figure with two panels.
+        A figure with two panels, or with one if there is no fit.
     """
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4) if fit else (5, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    _draw_gradient_square(left, sweep, fit)
-    _draw_index(right, fit)
+    left, *right = figure.subplots(1, 2 if fit else 1, squeeze=False)[0]
+    _draw_measured(left, sweep)
+    if fit is not None:
+        _draw_line(left, sweep, fit)
+        _draw_index(right[0], fit)
+    left.legend(frameon=False, fontsize="small")
     if title:
         figure.suptitle(title)
     return figure
 
 
-def _draw_gradient_square(axes: Axes, sweep: Sweep, fit: Fit) -> None:
-    lrs = [point.lr for point in sweep.points]
+def _draw_measured(axes: Axes, sweep: Sweep) -> None:
     used = [point for point in sweep.points if point.equilibrated]
-    _draw_estimates(
-        axes, [p.lr for p in used], [p.estimate for p in used], _MEASURED, "measured, 95 %"
-    )
+    if used:
+        estimates = [p.estimate for p in used]
+        _draw_estimates(axes, [p.lr for p in used], estimates, _MEASURED, "measured, 95 %")
     excluded = [point for point in sweep.points if not point.equilibrated]
     if excluded:
         axes.plot(
@@ -50,6 +52,17 @@ def _draw_gradient_square(axes: Axes, sweep: Sweep, fit: Fit) -> None:
             color="0.6",
             label="FDR1 does not hold",
         )
+    _set_lr_axis(axes, [point.lr for point in sweep.points])
+    axes.set_yscale("log")
+    axes.set_ylabel(
+        r"$G(\eta)=\langle(\nabla f)^2\rangle$"
+        if sweep.momentum == 0
+        else r"$(1-\nu)\langle(\nabla f)^2\rangle-\mu\langle v\cdot\nabla f\rangle$"
+    )
+
+
+def _draw_line(axes: Axes, sweep: Sweep, fit: Fit) -> None:
+    lrs = [point.lr for point in sweep.points]
     slope_per_noise = (1 - sweep.dampening) ** 2 / (2 * (1 - sweep.momentum**2))
     low, high = (fit.hessian_noise.value + s * fit.hessian_noise.margin for s in (-1, 1))
     corrected = ", corrected for reshuffling" if fit.corrected else ""
@@ -68,14 +81,6 @@ def _draw_gradient_square(axes: Axes, sweep: Sweep, fit: Fit) -> None:
         linewidth=0,
     )
     axes.axvline(fit.linear_up_to, color="0.8", linewidth=0.8, zorder=0)
-    _set_lr_axis(axes, lrs)
-    axes.set_yscale("log")
-    axes.set_ylabel(
-        r"$G(\eta)=\langle(\nabla f)^2\rangle$"
-        if sweep.momentum == 0
-        else r"$(1-\nu)\langle(\nabla f)^2\rangle-\mu\langle v\cdot\nabla f\rangle$"
-    )
-    axes.legend(frameon=False, fontsize="small")
 
 
 def _draw_index(axes: Axes, fit: Fit) -> None:

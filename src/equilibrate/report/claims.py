@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from equilibrate.report.numbers import format_number
+from equilibrate.runlog import files
 
 Verdict = Literal["holds", "fails", "undecided", "not tested at this scale"]
 
@@ -75,7 +76,7 @@ def save(claims: Sequence[JudgedClaim], path: Path | str) -> None:
         path: The file to write.
     """
     text = json.dumps([asdict(claim) for claim in claims], indent=1, ensure_ascii=False)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    files.write(path, text + "\n")
 
 
 def load(path: Path | str) -> list[JudgedClaim]:

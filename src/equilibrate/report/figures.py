@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from equilibrate.runlog import files
 
 LEFT, RIGHT, LOSS, RATE = "#0b5394", "#e69138", "#38761d", "#333333"
 
@@ -83,10 +86,23 @@ def save(figure: Figure, path: Path | str) -> Path:
     Returns:
         The path that was written.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+    return write_figure(figure, path, dpi=150)
+
+
+def write_figure(figure: Figure, path: Path | str, **options: Any) -> Path:
+    """Write a figure as `savefig` does, to a file that is complete or absent.
+
+    Args:
+        figure: The figure.
+        path: The file to write.
+        options: Further arguments of `savefig`.
+
+    Returns:
+        The path that was written.
+    """
+    content = io.BytesIO()
+    figure.savefig(content, format=Path(path).suffix[1:], **options)
+    return files.write(path, content.getvalue())
 
 
 def _column(rows: Sequence[dict[str, Any]], key: str) -> list[float]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from equilibrate.runlog.files import WriteError, replacing
+
 _READ_ERRORS = (
     OSError,
     RuntimeError,
@@ -22,14 +24,14 @@ _READ_ERRORS = (
 
 
 class CheckpointError(Exception):
-    """No checkpoint can be read. The message says what to do."""
+    """A checkpoint that cannot be written or read. The message says what to do."""
 
 
 def save(path: Path | str, state: dict[str, Any]) -> None:
     """Save `state` to `path` and keep the checkpoint before it as `path.previous`.
 
     The state is written to a temporary file, flushed to the disk and then renamed, so that `path`
-    is complete at any moment.
+    is complete at any moment. If the disk is full, both checkpoints stay as they were.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.pt"
@@ -46,24 +48,25 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
 
     Raises:
         TypeError: If `state` contains objects that `torch.load` does not load by default.
+        CheckpointError: If it cannot be written.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(partial)
-    if unsafe:
-        partial.unlink()
-        raise TypeError(
-            f"state contains {', '.join(sorted(unsafe))}, which torch.load does not load by "
-            "default: use tensors, numbers and strings, such as state_dict() and vars(arguments)"
-        )
-    if path.exists():
-        os.replace(path, _previous(path))
-    os.replace(partial, path)
+    try:
+        with replacing(path) as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file.name)
+            if unsafe:
+                raise TypeError(
+                    f"state contains {', '.join(sorted(unsafe))}, which torch.load does not load "
+                    "by default: use tensors, numbers and strings, such as state_dict() and "
+                    "vars(arguments)"
+                )
+            if path.exists():  # until the block ends, the previous checkpoint is the newest
+                os.replace(path, _previous(path))
+    except WriteError as error:
+        raise CheckpointError(f"{error}. Checkpoints before it are safe") from error
 
 
 def load(path: Path | str) -> dict[str, Any] | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from equilibrate.runlog import provenance
+from equilibrate.runlog import files, provenance
 
 Row = dict[str, Any]
 _REMOVE = "remove it and run again"
@@ -75,6 +76,8 @@ class Writer:
         keep: Number of rows to keep when resuming; later rows are removed. The default keeps all.
             With the number of rows at the last checkpoint, a resumed run writes the same file as
             an uninterrupted one.
+        may_change: Settings that may differ when resuming, such as the number of epochs. The header
+            is then rewritten with the new ones.
 
     Raises:
         ValueError: If `mode` is not one of the above.
@@ -89,6 +92,7 @@ class Writer:
         config: dict[str, Any],
         mode: Literal["new", "resume", "overwrite"] = "new",
         keep: int | None = None,
+        may_change: Collection[str] = (),
     ) -> None:
         self.path = Path(path)
         self.count = 0
@@ -99,15 +103,18 @@ class Writer:
             raise RecordError(
                 f"{self.path} already exists: resume it, overwrite it, or choose another folder"
             )
+        existed = self.path.exists()
         self._file = _open(self.path)
         try:
             if mode == "resume" and (keep or self._file.tell()):
-                self._resume(config, keep)
+                self._resume(config, keep, may_change)
             else:
                 self._file.truncate(0)
                 self._append({"config": config, "environment": provenance.environment()})
         except BaseException:
             self.close()
+            if not existed:
+                self.path.unlink()
             raise
 
     def write(self, row: Row) -> None:
@@ -147,15 +154,17 @@ class Writer:
         if kind is not None and not self.count:  # an empty record would only have to be overwritten
             self.path.unlink()
 
-    def _resume(self, config: dict[str, Any], keep: int | None) -> None:
+    def _resume(
+        self, config: dict[str, Any], keep: int | None, may_change: Collection[str]
+    ) -> None:
         # Check that the file belongs to this run, and remove the rows after the first `keep`.
         data = self.path.read_bytes()
         lines, _ = split_end(_complete_lines(data))
-        written = json.loads(lines[0])["config"] if lines else None
-        if data and written != _to_json(config):
+        header = _parse_header(self.path, lines[0]) if lines else None
+        if data and (different := _difference(header and header.config, config, may_change)):
             raise RecordError(
-                f"{self.path} was written with other settings ({_difference(written, config)}): "
-                "resume with the same settings, or overwrite it"
+                f"{self.path} was written with other settings ({different}): resume with the same "
+                "settings, or overwrite it"
             )
         rows = max(0, len(lines) - 1)
         self.count = rows if keep is None else keep
@@ -164,7 +173,22 @@ class Writer:
                 f"{self.path} has {rows} rows, but the checkpoint was saved after {keep} rows: "
                 "they belong to different runs; overwrite the run"
             )
+        for number, line in enumerate(lines[1 : 1 + self.count], 2):
+            _parse_row(self.path, number, line)
         self._file.truncate(sum(len(line) + 1 for line in lines[: 1 + self.count]))
+        if header is not None and header.config != _to_json(config):
+            self._replace_header(config, header.environment, lines[1 : 1 + self.count])
+
+    def _replace_header(
+        self, config: dict[str, Any], environment: dict[str, Any], rows: list[bytes]
+    ) -> None:
+        header = _encode({"config": config, "environment": environment})
+        try:
+            files.write(self.path, header + b"".join(row + b"\n" for row in rows))
+        except files.WriteError as error:
+            raise RecordError(f"{error}. Its {self.count} rows are safe") from error
+        self._file.close()
+        self._file = _open(self.path)
 
     def _append(self, row: Row) -> None:
         data = _encode(row)
@@ -192,8 +216,10 @@ def read(path: Path | str) -> Records:
         Its header and its rows.
     """
     lines, end = split_end(_complete_lines(_existing(path).read_bytes()))
-    header, *rows = (_parse(path, line) for line in lines or [b""])
-    return Records(*_header_fields(path, header), rows, end)
+    first, *rest = lines or [b""]
+    header = _parse_header(path, first)
+    rows = [_parse_row(path, number, line) for number, line in enumerate(rest, 2)]
+    return Records(header.config, header.environment, rows, end)
 
 
 def read_header(path: Path | str) -> Header:
@@ -209,7 +235,7 @@ def read_header(path: Path | str) -> Header:
     """
     with open(_existing(path), "rb") as file:
         line = file.readline()
-    return Header(*_header_fields(path, _parse(path, line)))
+    return _parse_header(path, line)
 
 
 def split_end(lines: list[bytes]) -> tuple[list[bytes], End | None]:
@@ -236,20 +262,29 @@ def _existing(path: Path | str) -> Path:
     return path
 
 
-def _parse(path: Path | str, line: bytes) -> Any:
+def _parse_header(path: Path | str, line: bytes) -> Header:
     try:
-        return json.loads(line)
+        header = json.loads(line)
     except ValueError as error:
         raise RecordError(f"{path} is not a record of equilibrate ({error}): {_REMOVE}") from error
-
-
-def _header_fields(path: Path | str, header: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if not (isinstance(header, dict) and {"config", "environment"} <= header.keys()):
         raise RecordError(
             f"{path} is not a record of equilibrate (its first line has no config and "
             f"environment): {_REMOVE}"
         )
-    return header["config"], header["environment"]
+    return Header(header["config"], header["environment"])
+
+
+def _parse_row(path: Path | str, number: int, line: bytes) -> Row:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"{type(row).__name__} instead of an object")
+    except ValueError as error:
+        raise RecordError(
+            f"{path} is damaged in line {number} ({error}): restore it from a copy, or {_REMOVE}"
+        ) from error
+    return row
 
 
 def _open(path: Path) -> BinaryIO:
@@ -288,9 +323,11 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-def _difference(written: dict[str, Any] | None, config: dict[str, Any]) -> str:
+def _difference(
+    written: dict[str, Any] | None, config: dict[str, Any], may_change: Collection[str]
+) -> str:
     if written is None:
         return "its header is incomplete"
     now = _to_json(config)
-    keys = [k for k in {**written, **now} if written.get(k) != now.get(k)]
+    keys = [k for k in {**written, **now} if written.get(k) != now.get(k) and k not in may_change]
     return ", ".join(f"{k}: {written.get(k)!r} in the file, {now.get(k)!r} now" for k in keys)

@@ -22,8 +22,9 @@ WRITE = {"mnist": write_mnist, "cifar10": write_cifar10}
 
 @pytest.fixture(autouse=True)
 def folders(monkeypatch, tmp_path):
-    """The three folders that are searched, none of which exists."""
+    """The three folders that are searched, of which only that of the argument exists."""
     folders = {name: tmp_path / name for name in ("argument", "environment", "cache")}
+    folders["argument"].mkdir()
     monkeypatch.setenv("EQUILIBRATE_DATA", str(folders["environment"]))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(pooch, "os_cache", lambda project: folders["cache"])
@@ -290,9 +291,17 @@ def test_two_downloads_at_the_same_time_succeed(monkeypatch, folders, server, tm
 
 
 def test_folder_that_cannot_be_written_is_named(folders):
-    folders["argument"].write_text("a file instead of a folder")
-    with pytest.raises(DataError, match=f"could not be downloaded .*{folders['argument']}"):
-        load("mnist", folders["argument"])
+    folders["environment"].write_text("a file instead of a folder")
+    with pytest.raises(DataError, match=f"could not be downloaded .*{folders['environment']}"):
+        load("mnist")
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist"])
+def test_folder_that_does_not_exist_is_not_created(tmp_path, name):
+    missing = tmp_path / "mispelt"
+    with pytest.raises(DataError, match=r"data_dir='.*mispelt' is not a folder: check its name"):
+        load(name, missing)
+    assert not missing.exists()
 
 
 def test_real_mnist(real_data):

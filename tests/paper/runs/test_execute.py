@@ -1,10 +1,6 @@
 """Runs equal a plain training loop, and resume after every kind of failure."""
 
 import json
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,32 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support import forks
+from support.runs import ADAPTIVE, INITIAL, MLP, SEQUENCE, execute_all
 
 from equilibrate.paper.analysis import results
 from equilibrate.paper.data import datasets
 from equilibrate.paper.protocol import models, profiles
-from equilibrate.paper.protocol.run import Run, Task
+from equilibrate.paper.protocol.run import Run
 from equilibrate.paper.protocol.schedules import Adaptive, PiecewiseConstant
 from equilibrate.paper.runs import execute as execution
 from equilibrate.paper.runs import timings, trainer
 from equilibrate.paper.runs.errors import Diverged, RunError
 from equilibrate.paper.runs.folder import checkpoint_path, record_path
 from equilibrate.runlog import checkpoints, records
-
-MLP = Task("mlp", "digits-mlp", "digits", "MLP on digits", batch_size=100)
-INITIAL = Run(
-    "initial", MLP, {"initial": PiecewiseConstant(((0.1, 3),))}, (0, 1), "landscape", momentum=0.9
-)
-SEQUENCE = Run(
-    "sequence",
-    MLP,
-    {"sequence": PiecewiseConstant(((0.05, 3), (0.02, 9)))},
-    (5, 6),
-    "landscape",
-    momentum=0.9,
-    zero_velocity=True,
-    start="initial",
-)
 
 
 @pytest.fixture(scope="module")
@@ -160,44 +143,18 @@ def test_training_loss_includes_the_l2_term(tmp_path, digits):
     assert row["train_loss"][0] == pytest.approx((entropy + 0.005 * norm).item(), rel=1e-5)
 
 
-SCRIPT = """
-    import sys, torch
-    torch.set_num_threads(1)
-    sys.path.insert(0, {here!r})
-    from test_execute import INITIAL, SEQUENCE, ADAPTIVE, execution, datasets
-    for run in (INITIAL, SEQUENCE, ADAPTIVE):
-        execution.execute(
-            run, {folder!r}, datasets.load("digits"), profile="test", checkpoint_seconds=0
-        )
-"""
-ADAPTIVE = Run(
-    "adaptive",
-    MLP,
-    {"adaptive": Adaptive(0.1, 30, threshold=0.5, factor=0.9)},
-    (0, 1, 2),
-    "performance",
-)
-
-
-def begin(folder: Path, prefix: str = "") -> subprocess.Popen:
-    code = prefix + textwrap.dedent(
-        SCRIPT.format(here=str(Path(__file__).parent), folder=str(folder))
-    )
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-
-
 def test_killed_run_ends_with_the_same_bytes(tmp_path, digits):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for run in (INITIAL, SEQUENCE, ADAPTIVE):
         execute(run, whole, digits)
     names = ("initial", "sequence", "adaptive")
     for target in (20, 60, 105):  # total number of rows at the kill
-        process = begin(killed)
+        process = forks.start(execute_all, killed)
         while sum(len(lines(killed, name)) for name in names) < target:
-            assert process.poll() is None
+            assert process.is_alive()
             time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.join()
     for run in (INITIAL, SEQUENCE, ADAPTIVE):
         execute(run, killed, digits)
     for name in names:
@@ -317,18 +274,18 @@ def test_diverging_loss_raises_and_keeps_the_rows(tmp_path, digits):
     assert rows[-1]["epoch"] == 2
 
 
-def test_full_disk_raises_and_keeps_the_rows(tmp_path, digits):
-    """A limit on the size of files makes writing fail like a full disk."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))\n"
-    for size in (3000, 30_000):  # too small for the rows, and for the checkpoint
-        folder = tmp_path / str(size)
-        process = begin(folder, limit.format(size))
-        _, stderr = process.communicate(timeout=120)
-        assert process.returncode == 1
-        message = "rows are safe" if size == 3000 else "rows recorded so far are safe"
-        assert message in stderr.decode()
-        for line in lines(folder, "initial"):
-            json.loads(line)
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(3000, "its .* rows are safe"), (30_000, "The .* rows recorded so far are safe")],
+    ids=["rows", "checkpoint"],
+)
+def test_full_disk_raises_and_keeps_the_rows(tmp_path, digits, full_disk, size, message):
+    """The disk is too full for the rows, or for the checkpoint."""
+    folder = tmp_path / "full"
+    with full_disk(size), pytest.raises(records.RecordError, match=message):
+        execute(INITIAL, folder, digits, checkpoint_seconds=0)
+    for line in lines(folder, "initial"):
+        json.loads(line)
     for run in (INITIAL, SEQUENCE):  # without the limit the run continues
         execute(run, folder, digits)
         execute(run, tmp_path / "whole", digits)

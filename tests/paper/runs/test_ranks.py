@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
+from support import forks
 
 from equilibrate.paper.analysis import results
 from equilibrate.paper.runs import timings
@@ -22,29 +25,41 @@ PARTS = {"mlp-initial", "mlp-grid", "mlp-sequence.100-101", "mlp-sequence.102-10
 TIMEOUT = 60
 
 
-def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start two processes that reproduce the panels on a CPU."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "equilibrate", "reproduce", *PANELS]
-    command += ["--seeds", "4", "--device", "cpu", "--out", str(out), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
-    return subprocess.Popen(
-        command,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+def arguments(out: Path, epochs_scale: float) -> list[str]:
+    command = ["reproduce", *PANELS, "--seeds", "4", "--device", "cpu", "--out", str(out)]
+    return [*command, "--epochs-scale", str(epochs_scale)]
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a command and return its output; a command that hangs is stopped and fails."""
-    try:
-        return process.communicate(timeout=TIMEOUT)[0]
-    except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun ends the processes that it has started
-        process.communicate()
-        raise
+def start(folder: Path, out: Path, epochs_scale: float) -> list[ForkServerProcess]:
+    """Start two processes that reproduce the panels together, with their output in `folder`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        forks.start(
+            forks.command_line,
+            arguments(out, epochs_scale),
+            folder / f"rank{rank}.txt",
+            {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+
+
+def finish(processes: list[ForkServerProcess], folder: Path) -> tuple[list[int | None], str]:
+    """Wait for processes; return their exit codes, None for one that hangs, and their output."""
+    for process in processes:
+        process.join(TIMEOUT)
+    codes = [process.exitcode for process in processes]
+    kill(processes)
+    return codes, "".join((folder / f"rank{rank}.txt").read_text() for rank in range(2))
+
+
+def kill(processes: list[ForkServerProcess]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +71,19 @@ def single(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
+    """The command as a user runs it."""
     out = tmp_path_factory.mktemp("two")
-    process = start(out, "--epochs-scale", "0.02")
-    output = finish(process)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "equilibrate", *arguments(out, 0.02)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    with subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            output = process.communicate(timeout=TIMEOUT)[0]
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends the processes that it has started
+            raise
     assert process.returncode == 0, output
     return out, output
 
@@ -117,44 +142,41 @@ def test_another_number_of_processes_completes_the_parts(copy, single):
 
 
 def test_killed_processes_continue_with_the_same_command(tmp_path):
-    process = start(tmp_path / "killed", "--epochs-scale", "0.1")
-    parts = [tmp_path / "killed" / "records" / f"{name}.jsonl" for name in PARTS if "." in name]
+    out = tmp_path / "killed"
+    processes = start(tmp_path, out, 0.1)
+    parts = [out / "records" / f"{name}.jsonl" for name in PARTS if "." in name]
     deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and all(process.is_alive() for process in processes):
         if all(part.exists() and part.read_bytes().count(b"\n") > 2 for part in parts):
             break
         time.sleep(0.01)
-    process.terminate()
-    output = finish(process)
-    assert all(records.read(part).rows[-1]["epoch"] < 55 for part in parts), output
-    again = start(tmp_path / "killed", "--epochs-scale", "0.1")
-    output = finish(again)
-    assert again.returncode == 0, output
-    assert names(tmp_path / "killed") == PARTS
+    kill(processes)
+    assert all(records.read(part).rows[-1]["epoch"] < 55 for part in parts)
+    codes, output = finish(start(tmp_path, out, 0.1), tmp_path)
+    assert codes == [0, 0], output
+    assert names(out) == PARTS
     settings = SHORT | {"epochs_scale": 0.1}
     reproduce(PANELS, out=tmp_path / "single", **settings)
-    assert_same_results(tmp_path / "killed", tmp_path / "single")
+    assert_same_results(out, tmp_path / "single")
 
 
-def test_failure_of_one_process_ends_all(copy):
+def test_failure_of_one_process_ends_all(copy, tmp_path):
     (copy / "records" / "mlp-sequence.102-103.jsonl").unlink()
     (copy / "records" / "mlp-sequence.100-101.jsonl").unlink()
     checkpoint = copy / "checkpoints" / "mlp-sequence.102-103.pt"
     checkpoint.unlink()
     checkpoint.mkdir()  # rank 1 cannot remove it
-    process = start(copy, "--epochs-scale", "0.02")
-    output = finish(process)
-    assert process.returncode != 0
+    codes, output = finish(start(tmp_path, copy, 0.02), tmp_path)
+    assert all(codes), output
     assert "equilibrate: rank 1 failed: " in output
     assert "mlp-sequence.102-103.pt" in output
     assert records.read(copy / "records" / "mlp-sequence.100-101.jsonl").rows[-1]["epoch"] == 11
 
 
-def test_locked_folder_ends_all_processes(copy):
+def test_locked_folder_ends_all_processes(copy, tmp_path):
     with lock(copy):
-        process = start(copy, "--epochs-scale", "0.02")
-        output = finish(process)
-    assert process.returncode != 0
+        codes, output = finish(start(tmp_path, copy, 0.02), tmp_path)
+    assert all(codes), output
     assert output.count("equilibrate: another run is writing to") == 1
 
 

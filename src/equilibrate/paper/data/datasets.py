@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def load(
 
     Args:
         name: The data set.
-        data_dir: The folder to search first and to download to.
+        data_dir: The folder to search first and to download to. It must exist.
         download: Whether to download files that are not found.
         progress: Whether to draw a progress bar of the download on the standard error.
 
@@ -81,9 +82,15 @@ def load(
 
     Raises:
         ValueError: If `name` is unknown.
+        DataError: If `data_dir` does not exist.
     """
     if name not in NAMES:
         raise ValueError(f"name={name!r} is not a data set; choose one of {', '.join(NAMES)}")
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise DataError(
+            f"data_dir={os.fspath(data_dir)!r} is not a folder: check its name, or create it to "
+            "download the data to it"
+        )
     pixels = _digits() if name == "digits" else files.read(name, data_dir, download, progress)
     if name == "cifar10":
         mean, deviation = 255 * 0.5, 255 / 2

@@ -19,6 +19,7 @@ from equilibrate.paper.analysis.results import Array, Result
 from equilibrate.paper.analysis.seeds import mean_over_seeds
 from equilibrate.paper.output import beyond, style
 from equilibrate.paper.protocol.panels import PANELS
+from equilibrate.report.figures import write_figure
 
 Results = Mapping[str, Result]
 
@@ -104,12 +105,11 @@ def save(panel: str, results: Results, folder: Path | str) -> tuple[Path, Path]:
         The paths of the two files.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     figure = draw(panel, results)
     png, svg = folder / f"fig{panel}.png", folder / f"fig{panel}.svg"
     with matplotlib.rc_context(style.STYLE):
-        figure.savefig(png, dpi=200, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None})
+        write_figure(figure, png, dpi=200, metadata={"Software": None})
+        write_figure(figure, svg, metadata={"Date": None})
     return png, svg
 
 

@@ -136,10 +136,7 @@ def _save(path: Path, trainer: Trainer, rows: int, seconds: float) -> None:
         state["trainer"] = trainer.state_dict()
     try:
         checkpoints.save(path, state)
-    except (OSError, RuntimeError) as error:
-        # PyTorch reports a full disk as a RuntimeError about a position in its archive.
-        reason = getattr(error, "strerror", None) or "it is incomplete; is the disk full?"
+    except checkpoints.CheckpointError as error:
         raise RunError(
-            f"cannot write the checkpoint {path} ({reason}); the {rows} rows recorded so far are "
-            "safe: free some space and run the same command again"
+            f"{error}. The {rows} rows recorded so far are safe: run the same command again"
         ) from error

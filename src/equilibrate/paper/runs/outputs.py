@@ -14,6 +14,7 @@ from equilibrate.paper.runs.folder import figure_path, record_path
 from equilibrate.report import claims
 from equilibrate.report.claims import JudgedClaim
 from equilibrate.report.tables import to_markdown
+from equilibrate.runlog import files
 
 
 def write_outputs(out: Path, panels: Sequence[str] = ()) -> list[JudgedClaim]:
@@ -51,10 +52,10 @@ def write_outputs(out: Path, panels: Sequence[str] = ()) -> list[JudgedClaim]:
     numbers = tables.numbers(recorded, recorded_timings)
     claim_tables = [tables.claim_table(group) for group in verdicts.grouped(found)]
     text = to_markdown([tables.summary(found), *claim_tables, *numbers])
-    (out / "tables.md").write_text(text, encoding="utf-8")
+    files.write(out / "tables.md", text)
     drawn = [panel for panel in drawn_panels(out) if panel in drawable]
     text = page.compose(out, found, drawn, recorded, numbers)
-    (out / "report.html").write_text(text, encoding="utf-8")
+    files.write(out / "report.html", text)
     return found
 
 

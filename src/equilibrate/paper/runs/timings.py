@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock
+
+from equilibrate.runlog import files
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ def save(folder: Path | str, timing: Timing) -> None:
     with FileLock(path.with_name(".timings.lock")):
         timings = load(folder) | {timing.run: timing}
         lines = [json.dumps(asdict(timing), ensure_ascii=False) for timing in timings.values()]
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        files.write(path, "\n".join(lines) + "\n")
 
 
 def load(folder: Path | str) -> dict[str, Timing]:

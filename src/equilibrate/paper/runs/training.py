@@ -13,6 +13,7 @@ from torch import nn
 
 from equilibrate.paper.data import datasets
 from equilibrate.paper.protocol import models
+from equilibrate.paper.runs.errors import Diverged
 from equilibrate.runlog import checkpoints, records
 from equilibrate.runlog.lock import lock
 from equilibrate.scheduler import FDRScheduler
@@ -66,6 +67,8 @@ class Settings:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
 
 
 def train(
@@ -78,7 +81,7 @@ def train(
     """Train a model and record each epoch in `out/train.jsonl`.
 
     With `mode="resume"` an interrupted run continues from `out/checkpoint.pt` and ends with the
-    same rows as an uninterrupted run.
+    same rows as an uninterrupted run. A run may be resumed with more epochs than before.
 
     Args:
         settings: The settings of the run.
@@ -88,15 +91,26 @@ def train(
 
     Yields:
         The row of each epoch, after it is recorded.
+
+    Raises:
+        Diverged: If the loss is no longer finite. The last row shows it.
+        ValueError: If a run is resumed with fewer epochs than it has.
     """
     dataset = datasets.load(TASKS[settings.task], data_dir, progress=True)
     run, checkpoint = _Run(settings, dataset), out / "checkpoint.pt"
     state = checkpoints.load(checkpoint) if mode == "resume" else None
     config = {**asdict(settings), "data": dataset.fingerprint}
     keep = state["rows"] if state else 0
+    if keep > settings.epochs:
+        raise ValueError(
+            f"epochs={settings.epochs} is less than the {keep} epochs that {out} has: resume it "
+            "with more epochs, or overwrite it"
+        )
     with (
         lock(out),
-        records.Writer(out / "train.jsonl", config=config, mode=mode, keep=keep) as writer,
+        records.Writer(
+            out / "train.jsonl", config=config, mode=mode, keep=keep, may_change=("epochs",)
+        ) as writer,
     ):
         if state:
             run.load_state_dict(state["run"])
@@ -108,6 +122,12 @@ def train(
             writer.sync()
             checkpoints.save(checkpoint, {"run": run.state_dict(), "rows": writer.count})
             yield row
+            if not math.isfinite(row["loss"]):
+                raise Diverged(
+                    f"SGD diverged in epoch {run.epoch}: the loss is {row['loss']}. The epochs so "
+                    f"far are in {writer.path}: use a smaller learning rate than {settings.lr:g}, "
+                    "and --overwrite"
+                )
         writer.end()
 
 
@@ -158,6 +178,7 @@ class _Run:
             "right": reading.right,
             "residual": reading.residual,
             "lr": reading.lr,
+            "next_lr": decision.lr,
             "lowered": decision.lowered,
             "reason": decision.reason,
             "train_accuracy": self._accuracy(inputs, targets),
