@@ -329,3 +329,29 @@ def test_kills_lose_nothing(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10
+
+
+@pytest.mark.gpu
+def test_calls_between_rows_do_not_wait_for_a_gpu(tmp_path):
+    theta = torch.nn.Parameter(torch.randn(64, device="cuda"))
+    optimizer = torch.optim.SGD([theta], lr=0.1)
+    monitor = eq.Monitor(optimizer, every=4)
+    recorder = eq.Recorder(tmp_path, monitor, every=50)
+    theta.grad = torch.zeros_like(theta)
+
+    def step():
+        theta.grad.copy_(0.3 * theta.detach() + torch.randn_like(theta))
+        optimizer.step()
+
+    step()  # what is set up at the first step
+    try:
+        for _ in range(100):
+            writes = (monitor.step + 1) % 50 == 0
+            torch.cuda.set_sync_debug_mode("default" if writes else "error")
+            step()
+            recorder.record(loss=theta.detach().square().mean())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    recorder.close()
+    assert [row["step"] for row in rows(recorder)] == [50, 100]
+    assert all(row["loss"] > 0 for row in rows(recorder))
