@@ -98,7 +98,7 @@ def of_optimizer(
 
 
 def of_changing_rates(windows: int, fraction: float, generator: torch.Generator) -> float:
-    """Return the coverage if another scheduler changes the learning rate four times a window."""
+    """Return the coverage if another scheduler sets four learning rates in a window."""
     rows, lrs = 200, (0.5, 0.3, 0.45, 0.25)
     h, distance = 2 / (fraction * STEPS), 1e4
     every = STEPS // rows
@@ -178,7 +178,7 @@ def main() -> None:
             numbers = {"": of_optimizer(make, distance, options.windows, generator)}
             show(f"{name}, minimum at {distance:g}", numbers)
     for name, function in {
-        "learning rate changes four times": of_changing_rates,
+        "four learning rates in a window": of_changing_rates,
         "heavy-tailed noise, 1 mode": of_heavy_tails,
     }.items():
         few = (0.01, 0.1)
