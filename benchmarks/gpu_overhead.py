@@ -126,7 +126,7 @@ class HookClock:
             for key, hook in hooks.items():
                 hooks[key] = partial(self._call, hook)
 
-    def _call(self, hook: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, hook: Callable[..., Any], *arguments: Any) -> None:
         begun = time.perf_counter()
         hook(*arguments)
         self.seconds += time.perf_counter() - begun

@@ -53,6 +53,8 @@ def test_a_row_has_the_reading_the_rates_and_the_decision(tmp_path):
         "left": reading.left,
         "right": reading.right,
         "residual": reading.residual,
+        "stderr": reading.stderr,
+        "margin": reading.margin,
         "count": 20,
         "lr": 0.1,
         "lrs": [0.1],
