@@ -77,9 +77,8 @@ def named_numbers(seen: Observation, lowered: bool | None) -> dict[str, float]:
         The numbers by name.
     """
     reading = seen.reading
-    margin = getattr(reading, "margin", math.nan)
     found = _sides(reading)
-    found |= {"residual_low": reading.residual - margin, "residual_high": reading.residual + margin}
+    found |= {"residual_low": reading.interval[0], "residual_high": reading.interval[1]}
     found["count"] = float(reading.count)
     found |= _learning_rates(seen.lrs)
     if lowered is not None:
