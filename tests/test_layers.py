@@ -37,8 +37,8 @@ def trained():
     return model, optimizer, monitor
 
 
-def layer(left, right, *, act=False, rotation=STILL):
-    reading = Reading(step=10, count=5, left=left, right=right, lr=0.1)
+def layer(left, right, *, act=False, rotation=STILL, margin=math.nan):
+    reading = Reading(10, 5, left, right, lr=0.1, stderr=margin / 2, margin=margin)
     return layers.Layer("w", reading, Verdict(act, ""), rotation)
 
 
@@ -69,8 +69,10 @@ def test_for_sgd_the_balance_of_a_norm_is_fdr1(trained):
     assert balance.left == pytest.approx(reading.left, rel=0.05)
     assert balance.right == pytest.approx(reading.right, rel=0.15)
     assert balance.difference == pytest.approx(reading.difference, rel=1e-9)
+    # The error of the difference is the same in other units.
     assert balance.stderr * balance.right == pytest.approx(reading.stderr * reading.right)
     assert balance.margin * balance.right == pytest.approx(reading.margin * reading.right)
+    assert math.isfinite(balance.margin)
 
 
 def test_other_readings_are_judged_as_they_are():
@@ -88,6 +90,8 @@ def test_other_readings_are_judged_as_they_are():
         (layer(0.5, 1.0), "norm grows"),
         (layer(-0.5, 1.0), "norm grows"),
         (layer(0.5, -1.0), "norm falls"),
+        (layer(2.0, 1.0, margin=0.9), "norm falls"),
+        (layer(2.0, 1.0, margin=1.1), "not resolved"),
         (layer(0.0, 0.0), "undefined"),
     ],
 )
@@ -131,6 +135,11 @@ def test_the_table_as_text(trained):
     assert len({line.find("steps") for line in lines[2:-1]}) <= 2  # columns are aligned
 
 
+def test_a_residual_is_shown_with_its_margin():
+    table = layers.LayerTable((layer(1.02, 1.0, margin=0.071),), step=10)
+    assert "  0.020 ± 0.071  not resolved  " in str(table)
+
+
 def test_cells_that_are_not_known_are_dashes():
     unknown = Rotation(math.nan, 0, math.nan, math.nan, math.nan, math.nan)
     table = layers.LayerTable((layer(0.0, 0.0, rotation=unknown),), step=10)
@@ -149,8 +158,7 @@ def test_rows_survive_a_record_and_are_drawn(trained, tmp_path):
         writer.write(undefined)
         writer.write(row)
     read = records.read(tmp_path / "layers.jsonl").rows
-    assert list(row["layers"].values()) == list(read[1]["layers"].values())
-    assert all(each["stderr"] > 0 for each in row["layers"].values())
+    assert read[1] == row
     figure = layer_map(read, tolerance=0.1, title="digits")
     axes, _ = figure.axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
@@ -173,6 +181,16 @@ def test_colours_tell_equilibrium_and_the_sign():
     assert falls[0] > falls[2]  # red
     assert grows[2] > grows[0]  # blue
     assert far.sum() < falls.sum()  # darker
+
+
+def test_dots_mark_what_is_not_resolved():
+    rows = [
+        {"step": step, "layers": {"a": {"residual": 0.2, "state": state}, "b": {"residual": 0.1}}}
+        for step, state in [(10, "norm falls"), (20, "not resolved")]
+    ]
+    (line,) = layer_map(rows).axes[0].lines
+    assert [list(line.get_xdata()), list(line.get_ydata())] == [[15.0], [0.5]]
+    assert not layer_map(rows[:1]).axes[0].lines
 
 
 def test_a_map_needs_rows_and_a_tolerance():

@@ -85,7 +85,9 @@ def test_the_predictions_are_unknown_where_there_is_no_formula():
 
     coupled = predictions(torch.optim.Adam, lr=0.01, weight_decay=0.1)
     assert all(map(math.isnan, coupled))
-    assert all(map(math.isnan, predictions(torch.optim.Rprop, lr=0.01)))
+    *unknown, relaxation = predictions(torch.optim.Rprop, lr=0.01)
+    assert all(map(math.isnan, unknown))
+    assert relaxation == math.inf  # it has no weight decay
     assert predictions(torch.optim.SGD, lr=0.01) == [0.0, 0.0, math.inf]
     assert predictions(torch.optim.AdamW, lr=0.01, weight_decay=0.0) == [0.0, 0.0, math.inf]
 

@@ -51,8 +51,9 @@ def watch(
         total, count = total + value.item(), count + 1
         if step % (steps // reads) == 0:
             norm = sum(p.detach().square().sum().item() for p in params)
-            residual = monitor.reading().residual
-            rows.append({"step": step, "loss": total / count, "norm": norm, "residual": residual})
+            reading = monitor.reading()
+            row = {"step": step, "loss": total / count, "norm": norm}
+            rows.append(row | {"residual": reading.residual, "margin": reading.margin})
             total = count = 0.0
     return rows
 
@@ -107,6 +108,9 @@ def draw(rows: list[Row], marks: dict[int, str] | None = None) -> Figure:
         axes.margins(x=0.01)
         for step in marks or {}:
             axes.axvline(step, color="0.6", linewidth=0.8, linestyle=":")
+    low = [row["residual"] - row["margin"] for row in rows]
+    high = [row["residual"] + row["margin"] for row in rows]
+    residual.fill_between(steps, low, high, color=LEFT, alpha=0.25, linewidth=0)
     for axes, key in ((loss, "loss"), (norm, "norm")):
         values = [row[key] for row in rows]
         if min(values) > 0 and max(values) > 20 * min(values):
@@ -114,8 +118,8 @@ def draw(rows: list[Row], marks: dict[int, str] | None = None) -> Figure:
     residual.axhspan(-TOLERANCE, TOLERANCE, color=LOSS, alpha=0.15, linewidth=0)
     residual.axhline(0, color="0.5", linewidth=0.8)
     residual.set_yscale("symlog", linthresh=TOLERANCE, linscale=0.6)
-    low, high = residual.get_ylim()
-    ticks = [t for t in (-100, -10, -1, -0.1, 0, 0.1, 1, 10, 100) if low <= t <= high]
+    bottom, top = residual.get_ylim()
+    ticks = [t for t in (-100, -10, -1, -0.1, 0, 0.1, 1, 10, 100) if bottom <= t <= top]
     residual.set_yticks(ticks, [f"{t:g}".replace("-", "−") for t in ticks])
     residual.minorticks_off()
     for step, letter in (marks or {}).items():

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from equilibrate.estimates import Estimate
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, Verdict
@@ -44,14 +45,14 @@ class Layer:
         """The verdict in a word or two, for people to read.
 
         A norm falls if L > R and grows if L < R, because L − R is the decrease of |θ|² in a step,
-        up to a factor. It is not resolved if the residual is within two standard errors of zero.
+        up to a factor. It is not resolved if the 95 % interval of the residual contains zero.
         """
         if self.reading.undefined is not None:
             return "undefined"
         if self.equilibrated:
             return "equilibrated"
         residual = self.reading.residual
-        if abs(residual) <= 2 * self.reading.stderr:
+        if abs(residual) <= self.reading.margin:
             return "not resolved"
         return "norm falls" if residual * math.copysign(1, self.reading.right) > 0 else "norm grows"
 
@@ -181,13 +182,13 @@ def norm_balance(reading: Reading, rotation: Rotation) -> Reading:
     if not rotation.scale_invariant or not math.isfinite(rotation.decay):
         return reading
     right = rotation.decay - reading.difference
-    scale = abs(reading.right / right) if right else math.nan  # errors are relative to the right
+    units = abs(reading.right / right) if right else math.nan
     return replace(
         reading,
         left=rotation.decay,
         right=right,
-        stderr=scale * reading.stderr,
-        margin=scale * reading.margin,
+        stderr=units * reading.stderr,
+        margin=units * reading.margin,
     )
 
 
@@ -199,10 +200,10 @@ def _cells(layer: Layer) -> tuple[str, ...]:
         turn = f"{rotation.angular_step:.3g}"
         if math.isfinite(rotation.equilibrium):
             turn += f" of {rotation.equilibrium:.3g}"
-    residual, error = layer.reading.residual, layer.reading.stderr
-    number = "–" if math.isnan(residual) else f"{residual:+.3g}"
-    if math.isfinite(error):
-        number += f" ± {error:.2g}"
+    reading = layer.reading
+    number = "–" if math.isnan(reading.residual) else f"{reading.residual:+.3g}"
+    if math.isfinite(reading.margin):
+        number = str(Estimate(reading.residual, reading.stderr, margin=reading.margin))
     return layer.name, number, layer.state, invariant, turn, _steps(rotation.relaxation)
 
 

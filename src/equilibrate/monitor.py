@@ -27,7 +27,7 @@ from equilibrate._engine.parameters import (
     names_of,
 )
 from equilibrate._engine.probe import Probe
-from equilibrate._engine.rotations import others_alone, rotations
+from equilibrate._engine.rotations import rotations
 from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.skips import Skips
 from equilibrate._engine.totals import Sides, Totals
@@ -208,9 +208,9 @@ class Monitor:
         names = self._all_names()
         found: dict[str, Rotation] = {}
         for probe, part in zip(self._probes, self._totals(), strict=True):
-            lr = self._lr(probe.group)
-            for p, rotation in rotations(probe, part, self._optimizer, lr):
-                found[names[id(p)]] = rotation
+            group, lr = self._optimizer.param_groups[probe.group], self._lr(probe.group)
+            turned = rotations(part, self._optimizer, group, lr)
+            found |= {names[id(p)]: each for p, each in zip(probe.params, turned, strict=True)}
         return self._in_order(found)
 
     def outlook(self, threshold: float = 0.01, remaining: int | None = None) -> Outlook:
@@ -537,7 +537,7 @@ steps: it will not equilibrate in this run
     def _counted(self) -> list[Totals]:
         """Return the averages of each probe as `reading` adds them up."""
         parts = self._totals()
-        return parts if self.scale_invariant else others_alone(parts)
+        return parts if self.scale_invariant else totals.others_alone(parts)
 
     def _combined(self, chosen: Iterable[int], parts: Sequence[Totals]) -> Reading:
         """Return the reading of some of the probes together."""

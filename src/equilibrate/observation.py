@@ -88,7 +88,7 @@ class Observer:
         reading = monitor.reading()
         if decision is not None and not reading.count:
             reading = decision.reading
-        forecasts = getattr(reading, "forecasts", None)  # those that were judged
+        forecasts = reading.forecasts  # those that were judged
         if forecasts is None and self._forecaster is not None:
             forecasts = self._forecaster.forecasts()
         return Observation(

@@ -311,7 +311,7 @@ def _row(seen: Observation, loss: float | None) -> records.Row:
 
 def _sides(reading: Reading) -> dict[str, float]:
     sides = {"left": reading.left, "right": reading.right, "residual": reading.residual}
-    errors = {name: getattr(reading, name, math.nan) for name in ("stderr", "margin")}
+    errors = {"stderr": reading.stderr, "margin": reading.margin}
     return sides | {name: value for name, value in errors.items() if math.isfinite(value)}
 
 

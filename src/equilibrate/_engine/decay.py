@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from equilibrate._engine.updates import Group, learning_rate, steps_as_sgd
 from equilibrate.outlook import Decay
+from equilibrate.scale_invariance import adamw_relaxation, sgd_relaxation
 
 _MUON: tuple[type, ...] = tuple(filter(None, [getattr(optim, "Muon", None)]))
 """Empty in versions of torch that do not have it."""
@@ -25,18 +26,20 @@ def decay_of(optimizer: Optimizer, group: Group) -> Decay:
     weight_decay = group.get("weight_decay", 0.0)
     if not isinstance(weight_decay, int | float):
         return _UNKNOWN
-    rate = float(learning_rate(group)) * weight_decay
+    lr = float(learning_rate(group))
+    rate = lr * weight_decay
     if not rate > 0:
         return Decay(0.0, math.inf)
     if steps_as_sgd(type(optimizer)):
         momentum = group["momentum"]
         if not momentum:
-            return Decay(rate, 1 / (4 * rate))
-        rate *= (1 - group["dampening"]) / (1 - momentum)
+            return Decay(rate, sgd_relaxation(lr, weight_decay))
+        dampening = group["dampening"]
+        relaxation = sgd_relaxation(lr, weight_decay, momentum, dampening)
         formula = "lr × weight_decay / (1 − momentum)"
-        if group["dampening"]:
+        if dampening:
             formula = "lr × weight_decay × (1 − dampening) / (1 − momentum)"
-        return Decay(rate, 1 / (4 * rate) if rate > 0 else math.inf, formula)
+        return Decay(rate * (1 - dampening) / (1 - momentum), relaxation, formula)
     if group.get("decoupled_weight_decay") or isinstance(optimizer, _MUON):
-        return Decay(rate, 1 / (2 * rate))
+        return Decay(rate, adamw_relaxation(lr, weight_decay))
     return _UNKNOWN

@@ -254,21 +254,24 @@ class Probe:
         right = right / sampled
         return torch.cat([right + difference / steps, right, steps[None]])
 
-    def norms(self, total: Tensor) -> tuple[Tensor, Tensor]:
+    def norms(self, total: Tensor) -> tuple[list[float], list[float]]:
         """Return ⟨N⟩ and √(⟨Δ²⟩/⟨N⟩) over the window for each parameter; nan if it has not moved.
 
         The learning rate is taken as constant within the window.
 
         Args:
-            total: The sum of `rows`, added up over all processes, with `each`.
+            total: The sums over the window, added up over all processes. Without `each` there are
+                no norms.
         """
+        if not self.each:
+            return [], []
         _, right, norm = total[:-2].unflatten(0, (3, self.series))
         mean = norm / (total[-1] / self.layout.processes)
         if self._update is None:
-            return mean, torch.full_like(mean, math.nan)
+            return mean.tolist(), [math.nan] * self.series
         u = self._update  # R = (1+μ)/(2(1−ν)) η d², and Δ = ηd
         factor = 2 * float(u.lr) * (1 - u.dampening) / (1 + u.momentum)
-        return mean, (factor * right / norm).sqrt()
+        return mean.tolist(), (factor * right / norm).sqrt().tolist()
 
     def had_hidden_edit(self) -> bool:
         """Return whether parameters were edited unnoticed since the last call."""

@@ -8,6 +8,7 @@ the same fractions of every window, and these are added up like all other sums.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equilibrate._engine.alignment import alignments
 from equilibrate._engine.probe import Probe
 from equilibrate._engine.sharding import Layout
+from equilibrate.scale_invariance import is_scale_invariant
 from equilibrate.telescoped import INTERVALS, Floats, spread, times
 
 _TIMES = times()
@@ -35,10 +38,12 @@ class Totals(NamedTuple):
     """−Σ(L − R)/steps from the window's start to each of the times, of shape (times, series)."""
     positions: Floats
     """Steps from the window's start to each of the times."""
-    sums: Tensor
-    """All sums over the window."""
-    samples: Tensor | None
-    """Samples of each parameter, from which scale-invariant ones are recognised, if taken."""
+    norms: list[float]
+    """⟨N⟩ of each parameter; empty if only their total is kept."""
+    relative_steps: list[float]
+    """√(⟨Δ²⟩/⟨N⟩) of each parameter; empty like `norms`."""
+    alignments: list[tuple[float, int]]
+    """Root mean square of z of each parameter and its samples; empty like `norms`."""
 
 
 class Sides(NamedTuple):
@@ -58,20 +63,45 @@ def take(probes: Sequence[Probe], layout: Layout, samples: Sequence[Tensor] = ()
 
     Args:
         probes: The probes.
-        layout: How parameters are distributed over processes.
-        samples: This process's samples of each probe (`Alignments.sums`), if any are taken.
+        layout: How their parameters are distributed over processes.
+        samples: What `Alignments.sums` returns.
     """
-    rows = [probe.rows() for probe in probes]
-    parts = [
-        *(each.sum(0) for each in rows),
-        *(merged(each, probe.series) for each, probe in zip(rows, probes, strict=True)),
-        *samples,
-    ]
-    totals, n = layout.total(parts), len(probes)
-    taken = totals[2 * n :] or [None] * n
+    parts: list[Tensor] = []
+    for probe in probes:
+        rows = probe.rows()
+        parts += [rows.sum(0), merged(rows, probe.series)]
+    totals = layout.total([*parts, *samples])
+    both, sampled = totals[: len(parts)], totals[len(parts) :]
     return [
-        _averaged(*each, layout.processes)
-        for each in zip(probes, totals[:n], totals[n : 2 * n], taken, strict=True)
+        _averaged(probe, total, changes.numpy(), layout.processes, sampled[i : i + 1])
+        for i, (probe, total, changes) in enumerate(zip(probes, both[::2], both[1::2], strict=True))
+    ]
+
+
+def others_alone(parts: Sequence[Totals]) -> list[Totals]:
+    """Return the averages without those of scale-invariant parameters.
+
+    It warns if there are no other parameters; the sides are nan then.
+
+    Args:
+        parts: The averages, with norms.
+    """
+    kept = [[not is_scale_invariant(*each) for each in part.alignments] for part in parts]
+    nothing = 0.0
+    if not any(map(any, kept)):
+        warnings.warn(
+            "every parameter was found to be scale-invariant, so that nothing is left to read: "
+            "pass scale_invariant=True to read the balance of norms and weight decay",
+            stacklevel=4,
+        )
+        nothing = math.nan
+    return [
+        part._replace(
+            left=[side if keep else nothing for side, keep in zip(part.left, keeps, strict=True)],
+            right=[side if keep else nothing for side, keep in zip(part.right, keeps, strict=True)],
+            potential=np.where(keeps, part.potential, 0.0),
+        )
+        for part, keeps in zip(parts, kept, strict=True)
     ]
 
 
@@ -121,15 +151,16 @@ def _nearest(ends: Floats, wanted: Floats) -> np.ndarray:
 
 
 def _averaged(
-    probe: Probe, total: Tensor, merged_rows: Tensor, samples: Tensor | None, processes: int
+    probe: Probe, total: Tensor, changes: Floats, processes: int, samples: Sequence[Tensor]
 ) -> Totals:
     *sides, steps = probe.means(total).tolist()
-    changes = merged_rows.numpy()
     path = np.concatenate([np.zeros((1, changes.shape[1])), np.cumsum(changes, axis=0)])
     with np.errstate(invalid="ignore", divide="ignore"):  # no step, or a gradient not finite
         potential = -path[:, :-1] / steps
     left, right = sides[: probe.series], sides[probe.series :]
-    return Totals(left, right, steps, potential, path[:, -1] / processes, total, samples)
+    found = alignments(samples[0]) if samples else []
+    positions = path[:, -1] / processes
+    return Totals(left, right, steps, potential, positions, *probe.norms(total), found)
 
 
 def _sides(

@@ -25,7 +25,8 @@ def layer_map(
 
     A layer is white while its residual is within the tolerance, red while its norm falls and blue
     while it grows, the darker the farther from equilibrium, and grey where its residual is
-    undefined. ⊥ marks the layers that were scale-invariant in the last row.
+    undefined. A dot marks residuals that noise alone could explain. ⊥ marks the layers that were
+    scale-invariant in the last row.
 
     >>> from equilibrate.report.layer_map import layer_map
     >>> layers = {"conv": {"residual": 0.2, "scale_invariant": True}, "head": {"residual": None}}
@@ -35,7 +36,7 @@ def layer_map(
 
     Args:
         rows: Rows of `layers.LayerTable.row`, in the order of their steps. Of each layer
-            `residual`, None or nan if it is undefined, and `scale_invariant` are used.
+            `residual`, None or nan if it is undefined, `state` and `scale_invariant` are used.
         tolerance: Residual within which a layer is shown as equilibrated.
         title: Title of the figure.
 
@@ -67,6 +68,14 @@ def layer_map(
         norm=norm,
     )
     axes.set_facecolor(_UNDEFINED)
+    dots = [
+        ((edges[column] + edges[column + 1]) / 2, place + 0.5)
+        for place, name in enumerate(names)
+        for column, row in enumerate(rows)
+        if row["layers"].get(name, {}).get("state") == "not resolved"
+    ]
+    if dots:
+        axes.plot(*zip(*dots, strict=True), ".", color="0.35", markersize=2.5, linestyle="none")
     axes.set_yticks(np.arange(len(names)) + 0.5, [_label(name, rows[-1]) for name in names])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
