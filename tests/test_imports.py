@@ -15,7 +15,6 @@ LAYERS = [
     "estimates",
     "telescoped",
     "gains",
-    "traces",
     "readings",
     "outlook",
     "observables",

@@ -31,7 +31,6 @@ from equilibrate._engine.rotations import rotations
 from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.skips import Skips
 from equilibrate._engine.totals import Sides, Totals
-from equilibrate._engine.tracer import Tracer
 from equilibrate._engine.updates import learning_rate
 from equilibrate.outlook import Outlook, look_ahead
 from equilibrate.readings import Reading
@@ -75,9 +74,6 @@ class Monitor:
             does not depend on, as before a normalisation layer. FDR1 of such a weight describes the
             balance of its norm and weight decay, not the loss. They are recognised from their
             gradients at the first measured steps (`scale_invariance.Rotation`).
-        trace: Whether `reading` carries a `Trace` of where the parameters have been since the last
-            reset, for rules that need it. It costs one more pass over the parameters at up to 128
-            measured steps, and at 64 more each time the number of steps doubles.
 
     Raises:
         TypeError: If `optimizer` is not an optimizer, `named_parameters` are not pairs, or a
@@ -104,7 +100,6 @@ class Monitor:
         every: int = 16,
         process_group: Any | None = None,
         scale_invariant: bool = True,
-        trace: bool = False,
     ) -> None:
         self._optimizer = unwrap(optimizer)
         if not any(group["params"] for group in self._optimizer.param_groups):
@@ -113,13 +108,11 @@ class Monitor:
             raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
         self.every = every
         self.scale_invariant = scale_invariant
-        self._traces = trace
         self._names = None if named_parameters is None else names_of(named_parameters)
         self._process_group = process_group
         self._layout: Layout
         self._probes: list[Probe] = []
         self._alignments: Alignments
-        self._tracer: Tracer | None
         self._sizes: list[int] = []
         self._lrs: list[float | Tensor] = []
         self._clock = Clock()
@@ -141,11 +134,6 @@ class Monitor:
         return self._optimizer
 
     @property
-    def traces(self) -> bool:
-        """Whether a trace of the parameters is recorded."""
-        return self._traces
-
-    @property
     def step(self) -> int:
         """Optimizer steps seen, whether measured or not."""
         return self._clock.steps
@@ -158,8 +146,6 @@ class Monitor:
         self._warn_if_blind()
         self._update_layout()
         reading = self._combined(range(len(self._probes)), self._counted())
-        if self._tracer is not None:
-            reading = replace(reading, trace=self._tracer.trace())
         if reading.count and reading.right <= self._rounding():
             # Full batches, or interpolation: the difference of two rounding errors tells nothing.
             return replace(reading, left=0.0, right=0.0, stderr=math.nan, margin=math.nan)
@@ -248,8 +234,6 @@ steps: it will not equilibrate in this run
         self._calm = False
         for probe in self._probes:
             probe.restart()
-        if self._tracer is not None:
-            self._tracer.restart()
 
     def detach(self) -> None:
         """Remove the hooks. Past readings stay available."""
@@ -291,8 +275,7 @@ steps: it will not equilibrate in this run
         and may be loaded by any number of processes, or into a model that is not sharded.
         """
         self._update_layout()
-        traced = [] if self._tracer is None else self._tracer.sums()
-        sums = [*(probe.state_sums() for probe in self._probes), traced, self._alignments.sums()]
+        sums = [*(probe.state_sums() for probe in self._probes), self._alignments.sums()]
         totals = iter(self._layout.total([part for parts in sums for part in parts]))
         return {
             "step": self.step,
@@ -302,11 +285,6 @@ steps: it will not equilibrate in this run
             "lrs": [float(lr) for lr in self._lrs],
             "fingerprint": self._fingerprint(),
             "probes": [probe.state_dict(next(totals), next(totals)) for probe in self._probes],
-            "trace": (
-                None
-                if self._tracer is None
-                else self._tracer.state_dict([next(totals), next(totals)])
-            ),
             "alignments": self._alignments.state_dict(list(totals)),
         }
 
@@ -345,8 +323,6 @@ steps: it will not equilibrate in this run
         for probe, state in zip(self._probes, state_dict["probes"], strict=True):
             probe.load_state_dict(state)
         self._alignments.load_state_dict(state_dict["alignments"])
-        if self._tracer is not None and state_dict["trace"] is not None:
-            self._tracer.load_state_dict(state_dict["trace"])
         self._checked = self.step, self._norm()
 
     def __repr__(self) -> str:
@@ -369,7 +345,6 @@ steps: it will not equilibrate in this run
             "named_parameters": self._named_parameters(),
             "every": self.every,
             "scale_invariant": self.scale_invariant,
-            "trace": self._traces,
             "state_dict": self.state_dict(),
         }
 
@@ -420,8 +395,6 @@ steps: it will not equilibrate in this run
             return
         if self._measured and not self._up_to_date():
             self._lay_out()  # the window begins at this step, which is measured anyway
-        if self._tracer is not None:
-            self._tracer.before(self._clock.steps - self._start)
         if self._measured:
             self._alignments.before(self._clock.steps + 1 - self._start, self.every)
         for probe in self._probes:
@@ -438,8 +411,6 @@ steps: it will not equilibrate in this run
             probe.after(measured=self._measured)
         if self._measured:
             self._alignments.after()
-            if self._tracer is not None:
-                self._tracer.after(self._clock.steps - self._start)
             self._lrs = [learning_rate(group) for group in self._optimizer.param_groups]
         if not self._calm:
             self._calm = all(probe.is_calm() for probe in self._probes)
@@ -471,11 +442,6 @@ steps: it will not equilibrate in this run
             )
             for (group, _, _), params in buckets.items()
         ]
-        self._tracer = (
-            Tracer(self._probes, self._layout, self.every, self._process_group)
-            if self._traces
-            else None
-        )
         self._alignments = Alignments([p.params for p in self._probes if each], self._layout)
         if skipped is not None:
             for probe in self._probes:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from equilibrate.estimates import Estimate
 from equilibrate.gains import Forecast, Losses
-from equilibrate.traces import Trace
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,8 +42,6 @@ class Reading:
     """Standard error of `residual`; nan if it is not known."""
     margin: float = field(default=math.nan, compare=False)
     """Half the width of the 95 % confidence interval of `residual`; nan if it is not known."""
-    trace: Trace | None = field(default=None, repr=False, compare=False)
-    """Where the parameters have been, for rules that need it; not saved in a state."""
     forecasts: tuple[Forecast, ...] | None = field(default=None, repr=False, compare=False)
     """Forecasts of what a cooldown would gain, for rules that need them; not saved in a state."""
     losses: Losses | None = field(default=None, repr=False, compare=False)

@@ -138,17 +138,12 @@ class FDRScheduler(LRScheduler):
                 "scale_invariant and monitor exclude each other: pass "
                 "eq.Monitor(optimizer, scale_invariant=…)"
             )
+        if monitor is None:
+            given = {"every": every, "scale_invariant": scale_invariant}
+            monitor = Monitor(optimizer, **{k: v for k, v in given.items() if v is not None})
+        self.monitor = monitor
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
         needs = getattr(self.rule, "needs", frozenset())
-        if monitor is None:
-            given = {"every": every, "scale_invariant": scale_invariant, "trace": "trace" in needs}
-            monitor = Monitor(optimizer, **{k: v for k, v in given.items() if v is not None})
-        elif "trace" in needs and not monitor.traces:
-            raise ValueError(
-                f"the rule {type(self.rule).__name__} needs a trace, which monitor does not "
-                "record: pass eq.Monitor(optimizer, trace=True)"
-            )
-        self.monitor = monitor
         self.forecaster = _forecaster(forecaster, optimizer, needs, every)
         self._losses = Recorder() if "losses" in needs else None
         self.factor = factor
@@ -342,7 +337,7 @@ class FDRScheduler(LRScheduler):
         return reading
 
 
-_WITHOUT: dict[str, Any] = {"trace": None, "forecasts": None, "losses": None}
+_WITHOUT: dict[str, Any] = {"forecasts": None, "losses": None}
 """Attachments of a reading, which are not saved."""
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equilibrate._engine.sums import send
-from equilibrate._engine.updates import Group, Scalar, Update, persistence
+from equilibrate._engine.updates import Scalar, Update
 from equilibrate.observables import fdr1_coefficient
 
 
@@ -33,19 +33,6 @@ def over_an_interval(update: Update, begun: Update | None = None) -> tuple[Scala
     along = mu / keep if mu else 0.0
     drift = -(1 - mu) / (2 * keep) * _inverse(lr)
     return _if_moving(lr, (along, -along, drift, 0.0, right))
-
-
-def travel_of(update: Update | None, group: Group) -> Scalar:
-    """Return what turns R into (1+μ)/(1−μ)|Δ|², the mean-square displacement of a free step.
-
-    With momentum R = (1+μ)/(2(1−ν)) η d². In the step form it is ηd²/2, and successive steps are
-    correlated by the optimizer's own means, whose share `persistence` tells.
-    """
-    assert update is not None
-    if update.momentum > 0:
-        return 2 * update.lr * (1 - update.dampening) / (1 - update.momentum)
-    share = persistence(group)
-    return 2 * update.lr * (1 + share) / (1 - share)
 
 
 def _if_moving(lr: Scalar, coefficients: tuple[Scalar, ...]) -> tuple[Scalar, ...]:

@@ -23,18 +23,13 @@ from torch.optim import Optimizer
 
 from equilibrate._engine.buffers import MomentumBuffers
 from equilibrate._engine.clock import Clock
-from equilibrate._engine.coefficients import (
-    host_to,
-    over_an_interval,
-    over_one_step,
-    travel_of,
-)
+from equilibrate._engine.coefficients import host_to, over_an_interval, over_one_step
 from equilibrate._engine.edits import EditWatch
-from equilibrate._engine.rows import Entry, make_rows, travelled
+from equilibrate._engine.rows import Entry, make_rows
 from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
 from equilibrate._engine.skips import Skips, on_device
 from equilibrate._engine.sums import ALONG, NORM, choose
-from equilibrate._engine.updates import Group, Scalar, Update, settings_getter, update_of
+from equilibrate._engine.updates import Group, Update, settings_getter, update_of
 from equilibrate._engine.window import Window
 
 _NO_GRAD = torch.no_grad()
@@ -119,9 +114,6 @@ class Probe:
         """Whether `_prove` has still to be called in this window."""
         self._hidden_edit: Tensor | None = None
         """Whether `_prove` has found that parameters were edited unnoticed."""
-        self._travelled: Tensor | None = None
-        """Σ (1+μ)/(1−μ)|Δ|² since `restart_travelled`, without unsettled steps; None if unused."""
-        self._travel: Scalar = 0.0
 
     def is_calm(self) -> bool:
         """Return whether an unmeasured step only needs to be counted if the settings stay equal."""
@@ -155,7 +147,6 @@ class Probe:
             self._settings = settings_getter(self._optimizer, group)
             self._key = self._settings(group)
             self._change(update_of(self._optimizer, group, self._dtype))
-            self._travel = travel_of(self._update, group)
         assert self._update is not None
         if self._update.dampening and self._unstarted:
             self._unstarted = self._buffers.count_missing()
@@ -201,9 +192,6 @@ class Probe:
         if not self._entries:
             return
         entries = self._entries
-        if self._travelled is not None:
-            share = self._share().squeeze(1) if self.layout.processes > 1 else None
-            self._travelled += travelled(self._ring[: len(entries) + 1], entries, share)
         share = self._share().squeeze(1) if self.layout.processes > 1 else None
         ring = self._ring[: len(entries) + 1]
         rows = make_rows(ring, entries, share, self.skips.settled, each=self.each)
@@ -217,24 +205,6 @@ class Probe:
                 first = i + 1
         self._ring[0] = self._ring[len(self._entries)]
         self._entries = []
-
-    def trace_steps(self) -> None:
-        """Add up from now on how far the parameters travel."""
-        self._travelled = torch.zeros((), dtype=torch.float64, device=self.device)
-
-    def travelled(self) -> Tensor:
-        """Return Σ (1+μ)/(1−μ)|Δ|² of this process's part since `restart_travelled`."""
-        assert self._travelled is not None
-        self.settle()
-        return self._travelled
-
-    def restart_travelled(self) -> None:
-        """Count what the parameters travel from here on."""
-        self.travelled().zero_()
-
-    def continue_travelled(self, travelled: Tensor) -> None:
-        """Count from a number on, for example that of a loaded state."""
-        self.travelled().copy_(travelled.reshape(()))
 
     def rows(self) -> Tensor:
         """Return the rows of this process over the window."""
@@ -419,8 +389,7 @@ class Probe:
                 coefficients = tuple(c * kept for c in coefficients)
         else:
             coefficients = over_an_interval(update, begun)
-        skips = self.skips.note(found)
-        self._note(Entry(self._open, True, coefficients, moving, skips, self._travel))
+        self._note(Entry(self._open, True, coefficients, moving, self.skips.note(found)))
         self._open, self._begun, self._fresh = 0, update, False
 
     def _write(self, update: Update, *, moved: bool = False) -> Tensor | None:

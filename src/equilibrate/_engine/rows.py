@@ -29,8 +29,6 @@ class Entry(NamedTuple):
     """1 for each tensor that the step moved and 0 for the others; None if it moved all."""
     skips: tuple[Tensor, Tensor] | None
     """Whether gradient scaling skipped the step, and how many it has skipped so far."""
-    travel: Scalar = 0.0
-    """What turns R into (1+μ)/(1−μ)|Δ|²."""
 
 
 def make_rows(
@@ -78,20 +76,6 @@ def make_rows(
     else:
         sums = [difference.sum(1, keepdim=True), counted * sampled.sum(1, keepdim=True)]
     return torch.cat([*sums, steps[:, None], counted], dim=1)
-
-
-def travelled(ring: Tensor, entries: Sequence[Entry], share: Tensor | None) -> Tensor:
-    """Return Σ (1+μ)/(1−μ)|Δ|² over all steps that the measurements represent.
-
-    Args:
-        ring: What was measured, as for `make_rows`.
-        entries: How to turn each into a row.
-        share: A factor for each tensor, if several processes hold parts of them.
-    """
-    squares = ring[1:, :, SQUARE]
-    total = (squares if share is None else squares * share).sum(1)
-    factors = [(e.coefficients[-1], e.travel, float(e.steps * e.sampled)) for e in entries]
-    return times(stack(ring, factors).prod(1), total).sum()
 
 
 def _without_skips(

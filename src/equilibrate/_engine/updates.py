@@ -122,13 +122,6 @@ def update_of(optimizer: Optimizer, group: Group, dtype: torch.dtype) -> Update:
     )
 
 
-def persistence(group: Group) -> float:
-    """Return which share of a step the next one repeats: μ, or β₁ of the Adam family; 0 if none."""
-    betas = group.get("betas")
-    share = betas[0] if isinstance(betas, tuple | list) and betas else group.get("momentum", 0.0)
-    return float(share) if isinstance(share, int | float) and 0 <= share < 1 else 0.0
-
-
 def learning_rate(group: Group) -> Scalar:
     """Return η of a group as a number, or as a float64 copy of a tensor; 1 if it has none."""
     lr = group.get("lr")
