@@ -1,0 +1,1 @@
+"""Trainers and loggers. Each module imports its framework, and nothing else imports the modules."""
