@@ -1,0 +1,198 @@
+"""What the callbacks of all trainers have in common: one optimizer, watched or scheduled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from equilibrate.integrations.scalars import PREFIX, scalars
+from equilibrate.monitor import Monitor
+from equilibrate.rules import Rule
+from equilibrate.scheduler import Decision, FDRScheduler
+
+
+class SchedulerSettings(TypedDict, total=False):
+    """Arguments of `FDRScheduler` that a callback passes on. Its defaults apply."""
+
+    threshold: float | None
+    factor: float
+    rule: Rule | None
+    min_lr: float | Sequence[float]
+    min_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a callback was asked to do, checked before there is an optimizer.
+
+    Raises:
+        ValueError: If a setting is out of range, or one of the scheduler's is given to a callback
+            that does not schedule.
+    """
+
+    schedule: bool
+    interval: Literal["epoch", "step"]
+    layers: bool
+    every: int | None
+    settings: SchedulerSettings
+
+    def __post_init__(self) -> None:
+        if self.interval not in ("epoch", "step"):
+            raise ValueError(f"interval must be 'epoch' or 'step', got {self.interval!r}")
+        if self.settings and not self.schedule:
+            raise ValueError(
+                f"{', '.join(self.settings)} is for schedules, but schedule=False: leave it out, "
+                "or set schedule=True"
+            )
+        # The settings are checked where they are used, on an optimizer that is thrown away.
+        trial = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        if self.schedule:
+            settings = {k: v for k, v in self.settings.items() if k != "min_lr"}
+            FDRScheduler(trial, every=self.every, **settings)  # pyright: ignore[reportArgumentType]
+        elif self.every is not None:
+            Monitor(trial, every=self.every)
+
+
+class Attached:
+    """A monitor, and a scheduler if the plan asks for one, on one optimizer of a trainer."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        plan: Plan,
+        *,
+        start: int,
+        named_parameters: Iterable[tuple[str, torch.Tensor]],
+        others: Iterable[Any] = (),
+    ) -> None:
+        every: dict[str, Any] = {} if plan.every is None else {"every": plan.every}
+        names = named_parameters if plan.layers else None
+        self.monitor = Monitor(optimizer, named_parameters=names, **every)
+        self.scheduler: FDRScheduler | None = None
+        if plan.schedule:
+            self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **plan.settings)
+        self._plan = plan
+        self._others = list(_flattened(others))
+        self._seen = self.monitor.step
+        self._start = start
+        self._started = not start
+        self._lowered_to: list[float] = []
+
+    def advance(self, *, epoch_ended: bool) -> Decision | None:
+        """Take note of the steps since the last call, and decide if it is time to.
+
+        Args:
+            epoch_ended: Whether the last step was the last one of an epoch.
+
+        Returns:
+            The decision, or None if none was due.
+        """
+        step = self.monitor.step
+        if step == self._seen:  # gradients were accumulated, or this step was judged already
+            return None
+        if not self._started and step >= self._start:
+            self._started, self._seen = True, step
+            self.monitor.reset()  # the window begins after the warm-up
+            return None
+        if self.scheduler is None or not self._started:
+            return None
+        if self._plan.interval == "epoch" and not epoch_ended:
+            return None
+        self._seen = step
+        self._warn_if_undone()
+        before = _learning_rates(self.monitor.optimizer)
+        self.scheduler.step()
+        decision = self.scheduler.last_decision
+        if decision.lowered:
+            self._lowered_to = list(decision.lrs)
+            for other in self._others:
+                _rescale(other, before, decision.lrs)
+        return decision
+
+    def scalars(self) -> dict[str, float]:
+        """Return the current numbers by name, for a logger."""
+        return scalars(self.scheduler or self.monitor, layers=self._plan.layers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: numbers, strings and tensors."""
+        return {
+            "schedule": self.scheduler is not None,
+            "seen": self._seen,
+            "started": self._started,
+            "lowered_to": self._lowered_to,
+            "state": (self.scheduler or self.monitor).state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state, or only that of the monitor if the other callback did not schedule.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        state = state_dict["state"]
+        if self.scheduler is None:
+            self.monitor.load_state_dict(state["monitor"] if state_dict["schedule"] else state)
+        elif state_dict["schedule"]:
+            self.scheduler.load_state_dict(state)
+        else:
+            self.monitor.load_state_dict(state)
+        self._seen = state_dict["seen"]
+        self._started = state_dict["started"]
+        self._lowered_to = list(state_dict["lowered_to"])
+
+    def _warn_if_undone(self) -> None:
+        """Warn if another scheduler has raised a learning rate that was lowered."""
+        lowered, self._lowered_to = self._lowered_to, []
+        now = _learning_rates(self.monitor.optimizer)
+        if lowered and any(lr > low * (1 + 1e-6) for lr, low in zip(now, lowered, strict=True)):
+            names = ", ".join(type(other).__name__ for other in self._others) or "something else"
+            warnings.warn(
+                f"the learning rate was lowered to {lowered} and is {now} again: {names} sets it. "
+                "Leave the learning rate constant between lowerings: use no other scheduler, or "
+                "one that multiplies the current rate, such as LinearLR for a warm-up",
+                stacklevel=4,
+            )
+
+
+def named(attached: Sequence[Attached]) -> dict[str, float]:
+    """Return the numbers of several optimizers, numbered if there are more than one."""
+    if len(attached) == 1:
+        return attached[0].scalars()
+    return {
+        name.replace(f"{PREFIX}/", f"{PREFIX}/optimizer_{i}/", 1): value
+        for i, one in enumerate(attached)
+        for name, value in one.scalars().items()
+    }
+
+
+def _learning_rates(optimizer: Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def _flattened(schedulers: Iterable[Any]) -> Iterator[LRScheduler]:
+    """Yield schedulers, and those inside `SequentialLR`, `ChainedScheduler` and accelerate's."""
+    for scheduler in schedulers:
+        inner = getattr(scheduler, "_schedulers", None) or getattr(scheduler, "scheduler", None)
+        if inner is None:
+            yield scheduler
+        else:
+            yield from _flattened(inner if isinstance(inner, list) else [inner])
+
+
+def _rescale(scheduler: LRScheduler, before: Sequence[float], after: Sequence[float]) -> None:
+    """Make a scheduler that computes rates from `base_lrs` continue at the lowered ones.
+
+    A `LambdaLR` sets base × λ(t) at every step, and so would undo the lowering. Most others
+    multiply the current rate.
+    """
+    if isinstance(scheduler, LambdaLR):
+        scheduler.base_lrs = [
+            new if base == old else base * new / old
+            for base, old, new in zip(scheduler.base_lrs, before, after, strict=True)
+        ]

@@ -1,0 +1,152 @@
+"""A callback for Lightning's Trainer. Needs `pip install 'equilibrate[lightning]'`."""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_info
+
+from equilibrate.integrations._attached import Attached, Plan, SchedulerSettings, named
+from equilibrate.monitor import Monitor
+from equilibrate.scheduler import Decision, FDRScheduler
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class FDRCallback(Callback):
+    """Lowers the learning rate whenever training has equilibrated, or only watches.
+
+    It attaches an `FDRScheduler` to each optimizer, logs what it reads, and puts its state into the
+    checkpoints of the trainer. `configure_optimizers` need not return a scheduler. One for the
+    warm-up may stay; set `start` to its length.
+
+    Numbers go to all loggers of the trainer every `log_every_n_steps` steps, at the end of each
+    epoch and whenever the learning rate is lowered, and to `trainer.callback_metrics`. See
+    `integrations.scalars` for their names. With several optimizers they begin with
+    `equilibrate/optimizer_0/` and so on.
+
+    Args:
+        schedule: Whether to lower the learning rate. If False it only watches.
+        interval: When to decide: at the end of each epoch, or at any step. In both cases at least
+            `min_steps` optimizer steps lie between decisions.
+        start: Optimizer steps before the first window, such as the length of a warm-up.
+        layers: Whether to log the readings of each parameter, too.
+        every: Measure every k-th step; see `Monitor`.
+        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr` and
+            `min_steps`.
+
+    Raises:
+        ValueError: If a setting is out of range, or one of the scheduler's is given with
+            `schedule=False`.
+
+    Example:
+        Lower the learning rate at the end of an epoch, or only watch:
+
+            Trainer(callbacks=[FDRCallback(threshold=0.01, factor=0.9)])
+            Trainer(callbacks=[FDRCallback(schedule=False, layers=True)])
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: bool = True,
+        interval: Literal["epoch", "step"] = "epoch",
+        start: int = 0,
+        layers: bool = False,
+        every: int | None = None,
+        **settings: Unpack[SchedulerSettings],
+    ) -> None:
+        if start < 0:
+            raise ValueError(f"start must be a number of steps, at least 0, got {start}")
+        self._plan = Plan(schedule, interval, layers, every, settings)
+        self._start = start
+        self._attached: list[Attached] = []
+        self._logged = 0
+        self._restored: list[dict[str, Any]] = []
+
+    @property
+    def monitors(self) -> list[Monitor]:
+        """The monitor of each optimizer; empty before training."""
+        return [one.monitor for one in self._attached]
+
+    @property
+    def schedulers(self) -> list[FDRScheduler]:
+        """The scheduler of each optimizer; empty before training and with `schedule=False`."""
+        return [one.scheduler for one in self._attached if one.scheduler is not None]
+
+    @property
+    def state_key(self) -> str:
+        """The name of the state in a checkpoint."""
+        return self._generate_state_key(schedule=self._plan.schedule)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all monitors and schedulers. Lightning calls it on every process."""
+        return {"attached": [one.state_dict() for one in self._attached]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a state until training starts: Lightning restores callbacks before optimizers."""
+        self._restored = state_dict["attached"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach to the optimizers and restore the state of a checkpoint."""
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._attached = [
+            Attached(
+                optimizer,
+                self._plan,
+                start=self._start,
+                named_parameters=pl_module.named_parameters(),
+                others=[s for s in schedulers if s.optimizer is optimizer],
+            )
+            for optimizer in trainer.optimizers
+        ]
+        self._logged = trainer.global_step
+        restored, self._restored = self._restored, []
+        if restored:
+            for one, state in zip(self._attached, restored, strict=True):
+                one.load_state_dict(state)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Decide and log if it is time to."""
+        # Not in on_train_epoch_end: a checkpoint after the last batch must hold the decision.
+        ended = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
+        self._advance(trainer, epoch_ended=ended)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Decide after an epoch that was cut short."""
+        self._advance(trainer, epoch_ended=True)
+
+    def _advance(self, trainer: Trainer, *, epoch_ended: bool) -> None:
+        lowered = False
+        for one in self._attached:
+            decision = one.advance(epoch_ended=epoch_ended)
+            if decision is not None and decision.lowered:
+                lowered = True
+                rank_zero_info(f"equilibrate: {_describe(decision)}")
+        if trainer.global_step > self._logged and (
+            lowered or epoch_ended or _crossed(trainer, self._logged)
+        ):
+            self._logged = trainer.global_step
+            self._log(trainer, named(self._attached))
+
+    def _log(self, trainer: Trainer, values: dict[str, float]) -> None:
+        metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        trainer.callback_metrics.update(metrics)
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step - 1)  # Lightning counts from 0
+
+
+def _crossed(trainer: Trainer, since: int) -> bool:
+    """Return whether a step at which the trainer logs has been reached since another one."""
+    return trainer.global_step // trainer.log_every_n_steps > since // trainer.log_every_n_steps
+
+
+def _describe(decision: Decision) -> str:
+    lrs = ", ".join(f"{lr:g}" for lr in decision.lrs)
+    return f"lr lowered to {lrs} at step {decision.reading.step}: {decision.reason}"

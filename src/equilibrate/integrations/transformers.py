@@ -1,0 +1,177 @@
+"""A callback for the Trainer of Hugging Face. Needs `pip install 'equilibrate[transformers]'`."""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from transformers import TrainerCallback
+from transformers.trainer_utils import SaveStrategy
+from transformers.utils import logging
+
+from equilibrate.integrations._attached import Attached, Plan, SchedulerSettings
+from equilibrate.monitor import Monitor
+from equilibrate.scheduler import FDRScheduler
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+logger = logging.get_logger(__name__)
+
+_KEY = "equilibrate"
+"""The attribute of the trainer's scheduler that carries the state into scheduler.pt and back."""
+_CONSTANT = ("constant", "constant_with_warmup")
+
+
+class FDRCallback(TrainerCallback):
+    """Lowers the learning rate whenever training has equilibrated, or only watches.
+
+    It attaches an `FDRScheduler` to the optimizer of the trainer and logs what it reads through
+    `trainer.log`, so that every tool of `report_to` receives it: at each step that the trainer
+    logs, and whenever the learning rate is lowered. See `integrations.scalars` for the names.
+
+    A schedule needs `lr_scheduler_type="constant"` or `"constant_with_warmup"`. Its first window
+    begins after the warm-up.
+
+    The state is saved in the `scheduler.pt` of each checkpoint that the trainer writes, and
+    restored by `trainer.train(resume_from_checkpoint=…)`.
+
+    Args:
+        trainer: The trainer, for its log.
+        schedule: Whether to lower the learning rate. If False it only watches.
+        interval: When to decide: at the end of each epoch, or at any step. In both cases at least
+            `min_steps` optimizer steps lie between decisions.
+        start: Optimizer steps before the first window; the length of the trainer's warm-up if None.
+        layers: Whether to log the readings of each parameter, too.
+        every: Measure every k-th step; see `Monitor`.
+        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr` and
+            `min_steps`.
+
+    Raises:
+        ValueError: If a setting is out of range, or one of the scheduler's is given with
+            `schedule=False`.
+
+    Example:
+        Lower the learning rate at the end of an epoch, or only watch:
+
+            trainer.add_callback(FDRCallback(trainer, threshold=0.01, factor=0.9))
+            trainer.add_callback(FDRCallback(trainer, schedule=False, layers=True))
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        schedule: bool = True,
+        interval: Literal["epoch", "step"] = "epoch",
+        start: int | None = None,
+        layers: bool = False,
+        every: int | None = None,
+        **settings: Unpack[SchedulerSettings],
+    ) -> None:
+        self._trainer = trainer
+        self._plan = Plan(schedule, interval, layers, every, settings)
+        self._start = start
+        self._created_by_trainer = trainer.lr_scheduler is None
+        self._attached: Attached | None = None
+        self._logged = 0
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """The monitor; None before training."""
+        return None if self._attached is None else self._attached.monitor
+
+    @property
+    def scheduler(self) -> FDRScheduler | None:
+        """The scheduler; None before training and with `schedule=False`."""
+        return None if self._attached is None else self._attached.scheduler
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Attach to the optimizer and restore the state of a checkpoint.
+
+        Raises:
+            ValueError: If a schedule is asked for and the trainer changes the learning rate itself.
+        """
+        kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        if self._plan.schedule and self._created_by_trainer and kind not in _CONSTANT:
+            raise ValueError(
+                f"lr_scheduler_type is {kind!r}, which changes the learning rate at every step: "
+                "set lr_scheduler_type='constant' or 'constant_with_warmup' in TrainingArguments, "
+                "or pass schedule=False to watch only"
+            )
+        lr_scheduler = self._trainer.lr_scheduler
+        start = args.get_warmup_steps(state.max_steps) if self._start is None else self._start
+        self._attached = Attached(
+            self._trainer.optimizer,
+            self._plan,
+            start=start,
+            named_parameters=self._trainer.model.named_parameters(),
+            others=[lr_scheduler],
+        )
+        saved = vars(lr_scheduler).pop(_KEY, None)
+        if saved is not None and saved["global_step"] == state.global_step:
+            self._attached.load_state_dict(saved)
+        elif state.global_step:
+            warnings.warn(
+                f"the checkpoint of step {state.global_step} holds no state of equilibrate: the "
+                "averaging window begins here",
+                stacklevel=2,
+            )
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Decide and log if it is time to."""
+        # Not in on_epoch_end: a checkpoint after the last step must hold the decision.
+        self._advance(state, control, epoch_ended=float(state.epoch or 0.5).is_integer())
+
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Decide after an epoch that was cut short."""
+        self._advance(state, control, epoch_ended=True)
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Prepare the state for a checkpoint that the trainer may write after an evaluation."""
+        if args.save_strategy == SaveStrategy.BEST:
+            self._store(state)
+
+    def _advance(self, state: TrainerState, control: TrainerControl, *, epoch_ended: bool) -> None:
+        if self._attached is None:
+            return
+        decision = self._attached.advance(epoch_ended=epoch_ended)
+        lowered = decision is not None and decision.lowered
+        if lowered:
+            logger.info(f"lr lowered at step {state.global_step}: {decision.reason}")
+        if state.global_step > self._logged and (lowered or control.should_log):
+            self._logged = state.global_step
+            self._trainer.log(self._attached.scalars())
+        if control.should_save:
+            self._store(state)
+
+    def _store(self, state: TrainerState) -> None:
+        """Put the state where the trainer saves it. Its file is written on one process only."""
+        if self._attached is not None:
+            saved = self._attached.state_dict() | {"global_step": state.global_step}
+            setattr(self._trainer.lr_scheduler, _KEY, saved)
