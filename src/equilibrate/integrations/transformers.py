@@ -166,7 +166,9 @@ class FDRCallback(TrainerCallback):
             logger.info(f"lr lowered at step {state.global_step}: {decision.reason}")
         if state.global_step > self._logged and (lowered or control.should_log):
             self._logged = state.global_step
+            should_log = control.should_log
             self._trainer.log(self._attached.scalars())
+            control.should_log = should_log  # any call of log() cancels the trainer's own
         if control.should_save:
             self._store(state)
 

@@ -1,0 +1,282 @@
+"""The callback for Hugging Face, in its own Trainer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.hf_task import Noise, Notes, make_trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim.lr_scheduler import LinearLR
+from transformers import TrainerCallback
+
+import equilibrate as eq
+from equilibrate.integrations.transformers import FDRCallback
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
+
+EAGER = {"threshold": 1e9, "factor": 0.5, "min_steps": 40, "every": 4}
+"""Lowers the learning rate whenever there are enough steps: after every second epoch."""
+
+
+def weights(trainer):
+    return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+def attached(trainer, crash_at=None, **settings):
+    fdr = FDRCallback(trainer, **settings)
+    notes = Notes(fdr, crash_at)
+    trainer.add_callback(fdr)
+    trainer.add_callback(notes)
+    return fdr, notes
+
+
+def test_a_schedule_at_the_end_of_epochs(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=6)
+    fdr, notes = attached(trainer, **EAGER)
+    assert fdr.monitor is fdr.scheduler is None
+    trainer.train()
+    lrs = [notes.rows[step][0] for step in sorted(notes.rows)]
+    assert lrs == [0.05] * 80 + [0.025] * 80 + [0.0125] * 80
+    assert fdr.monitor is not None
+    assert fdr.monitor.step == 240
+
+
+def test_it_decides_what_a_scheduler_attached_by_hand_decides(tmp_path):
+    class ByHand(TrainerCallback):
+        def on_epoch_end(self, *_, **__):
+            scheduler.step()
+
+    by_hand = make_trainer(tmp_path, epochs=12, callbacks=[ByHand()])
+    optimizer = by_hand.create_optimizer()
+    by_hand.lr_scheduler = LinearLR(optimizer, start_factor=1.0)  # does nothing
+    scheduler = eq.FDRScheduler(optimizer, threshold=0.5, min_steps=40)
+    by_hand.train()
+    trainer = make_trainer(tmp_path, epochs=12)
+    fdr, _ = attached(trainer, threshold=0.5, min_steps=40)
+    trainer.train()
+    assert fdr.scheduler is not None
+    assert fdr.scheduler.last_decision == scheduler.last_decision
+    assert fdr.scheduler.get_last_lr()[0] < 0.05
+    assert all(map(torch.equal, weights(by_hand), weights(trainer)))
+
+
+def test_watching_changes_no_bit(tmp_path):
+    options = {"epochs": 3, "lr_scheduler_type": "cosine", "warmup_steps": 10}
+    alone = make_trainer(tmp_path, **options)
+    alone.train()
+    watched = make_trainer(tmp_path, **options)
+    fdr, _ = attached(watched, schedule=False, layers=True)
+    watched.train()
+    assert all(map(torch.equal, weights(alone), weights(watched)))
+    assert fdr.scheduler is None
+    assert fdr.monitor is not None
+    names = {name for name, _ in watched.model.named_parameters()}
+    assert set(fdr.monitor.parameter_readings()) == names
+
+
+def test_a_schedule_at_any_step(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=1)
+    _, notes = attached(trainer, interval="step", **EAGER | {"min_steps": 10, "every": 1})
+    trainer.train()
+    lowered = [step for step in sorted(notes.rows) if notes.rows[step][1].lowered]
+    assert lowered == [19, 38]  # the later half of 19 steps has 10
+
+
+def test_after_the_warm_up_of_the_trainer(tmp_path):
+    warm_up = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 50}
+    trainer = make_trainer(tmp_path, epochs=6, **warm_up)
+    _, notes = attached(trainer, **EAGER)
+    trainer.train()
+    lrs = {step: row[0] for step, row in notes.rows.items()}
+    assert all(lrs[step] < lrs[step + 1] for step in range(49))
+    assert [lrs[step] for step in range(50, 160)] == [0.05] * 110
+    assert [lrs[step] for step in range(160, 240)] == [0.025] * 80
+
+
+def test_a_trainer_that_changes_the_learning_rate_itself_is_refused(tmp_path):
+    trainer = make_trainer(tmp_path, lr_scheduler_type="linear")
+    attached(trainer)
+    with pytest.raises(ValueError, match=r"lr_scheduler_type is 'linear'.*'constant_with_warmup'"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bf16": True},
+        {"gradient_accumulation_steps": 3},
+        {"max_grad_norm": 0.1},
+        {"bf16": True, "gradient_accumulation_steps": 3, "max_grad_norm": 0.1},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_the_readings_are_of_the_steps_that_were_made(options, tmp_path):
+    """Against sums of −θ·Δ/η and Δ²/(2η) that another callback takes from the parameters."""
+    sums: list[tuple] = []
+
+    def flat(model):
+        return torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+
+    class Sums(TrainerCallback):
+        def on_pre_optimizer_step(self, *_, model=None, **__):
+            self.before = flat(model)
+
+        def on_optimizer_step(self, *_, model=None, **__):
+            delta = flat(model) - self.before
+            sums.append((-(self.before @ delta), delta @ delta / 2))
+
+    trainer = make_trainer(tmp_path, epochs=2, optim="adamw_torch", callbacks=[Sums()], **options)
+    fdr, _ = attached(trainer, schedule=False, every=1)
+    trainer.train()
+    assert fdr.monitor is not None
+    reading = fdr.monitor.reading()
+    assert reading.step == len(sums) == trainer.state.global_step
+    window = sums[-reading.count :]
+    left, right = (sum(side).item() / len(window) / 0.05 for side in zip(*window, strict=True))
+    assert reading.left == pytest.approx(left, rel=1e-4)
+    assert reading.right == pytest.approx(right, rel=1e-4)
+
+
+# Logging --------------------------------------------------------------------------------------
+
+
+def test_numbers_go_to_every_tool_of_report_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    options = {"logging_strategy": "steps", "logging_steps": 10, "report_to": ["tensorboard"]}
+    trainer = make_trainer(tmp_path, epochs=2, **options)
+    fdr, _ = attached(trainer, layers=True, **EAGER)
+    trainer.train()
+    history = trainer.state.log_history
+    rows = {row["step"]: row for row in history if "equilibrate/residual" in row}
+    losses = [row["step"] for row in history if "loss" in row]
+    assert list(rows) == losses == list(range(10, 90, 10))
+    assert [rows[step]["equilibrate/lr"] for step in (70, 80)] == [0.05, 0.025]
+    assert [rows[step]["equilibrate/lowered"] for step in (70, 80)] == [0, 1]
+    assert fdr.scheduler is not None
+    judged = fdr.scheduler.last_decision.reading
+    assert rows[80]["equilibrate/residual"] == judged.residual
+    assert "equilibrate/layers/net.0.weight/residual" in rows[70]
+
+    board = EventAccumulator(str(tmp_path / "board"))
+    board.Reload()
+    events = board.Scalars("train/equilibrate/residual")
+    assert [event.step for event in events] == list(range(10, 90, 10))
+    assert events[-1].value == pytest.approx(judged.residual)
+
+
+def test_a_lowering_is_logged_when_it_happens(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=2)
+    attached(trainer, **EAGER)
+    trainer.train()
+    [row] = [row for row in trainer.state.log_history if "equilibrate/lowered" in row]
+    assert (row["step"], row["equilibrate/lowered"], row["equilibrate/lr"]) == (80, 1, 0.025)
+
+
+# Checkpoints ----------------------------------------------------------------------------------
+
+KIND = {"threshold": 0.5, "factor": 0.7, "min_steps": 40}
+SAVING = {
+    "after each epoch": {"save_strategy": "epoch"},
+    "after its last step": {"save_strategy": "steps", "save_steps": 40},
+    "in the middle of it": {"save_strategy": "steps", "save_steps": 48},
+    "after the best": {"save_strategy": "best", "metric_for_best_model": "loss"},
+}
+
+
+@pytest.mark.parametrize("saved", SAVING)
+def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(saved, tmp_path):
+    options = SAVING[saved] | {"bf16": saved == "after each epoch"}
+    if saved == "after the best":
+        options |= {"eval_strategy": "steps", "eval_steps": 30, "eval_dataset": Noise(32)}
+
+    def run(folder, crash_at=None, resume=None):
+        trainer = make_trainer(folder, epochs=10, **options)
+        fdr, notes = attached(trainer, crash_at, **KIND)
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        except RuntimeError as error:
+            assert str(error) == "crash"  # noqa: PT017
+        return trainer, fdr, notes
+
+    straight, reference, all_notes = run(tmp_path / "straight")
+    run(tmp_path / "crashed", crash_at=255)
+    checkpoints = (tmp_path / "crashed").glob("checkpoint-*")
+    last = max(checkpoints, key=lambda path: int(path.name.split("-")[1]))
+    moved = last.rename(tmp_path / last.name)  # a checkpoint may be resumed from anywhere
+    resumed, fdr, notes = run(tmp_path / "resumed", resume=str(moved))
+    begin = int(last.name.split("-")[1])
+    assert 0 < begin <= 255
+    assert all(map(torch.equal, weights(straight), weights(resumed)))
+    assert fdr.monitor.reading() == reference.monitor.reading()
+    assert notes.rows == {step: all_notes.rows[step] for step in range(begin, 400)}
+    assert all_notes.rows[399][0] < all_notes.rows[begin][0] <= 0.05
+
+
+def test_watching_resumes_too(tmp_path):
+    def run(folder, crash_at=None, resume=None):
+        trainer = make_trainer(folder, epochs=4, save_strategy="epoch")
+        fdr, _ = attached(trainer, crash_at, schedule=False)
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        except RuntimeError as error:
+            assert str(error) == "crash"  # noqa: PT017
+        return fdr.monitor.reading()
+
+    straight = run(tmp_path / "straight")
+    run(tmp_path / "crashed", crash_at=100)
+    assert run(tmp_path / "crashed", resume=True) == straight
+
+
+def test_a_schedule_continues_the_window_of_a_run_that_was_only_watched(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=2, save_strategy="epoch")
+    attached(trainer, schedule=False)
+    trainer.train()
+    trainer = make_trainer(tmp_path, epochs=3)
+    fdr, _ = attached(trainer, threshold=1e9, min_steps=40)
+    trainer.train(resume_from_checkpoint=True)
+    assert fdr.monitor is not None
+    assert fdr.monitor.step == 120
+    assert fdr.scheduler.last_decision.lowered
+    assert fdr.scheduler.last_decision.reading.count > 40
+
+
+def test_watching_continues_the_window_of_a_schedule(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=1, save_strategy="epoch")
+    attached(trainer)
+    trainer.train()
+    trainer = make_trainer(tmp_path, epochs=2)
+    fdr, _ = attached(trainer, schedule=False)
+    trainer.train(resume_from_checkpoint=True)
+    assert fdr.monitor is not None
+    assert fdr.monitor.step == 80
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["none", "an older one"])
+def test_a_checkpoint_without_a_state_is_reported(stale, tmp_path):
+    trainer = make_trainer(tmp_path, epochs=1, save_strategy="epoch")
+    if stale:
+        attached(trainer)
+    trainer.train()
+    if stale:
+        file = tmp_path / "checkpoint-40" / "scheduler.pt"
+        saved = torch.load(file)
+        saved["equilibrate"]["global_step"] = 30
+        torch.save(saved, file)
+    trainer = make_trainer(tmp_path, epochs=2)
+    fdr, _ = attached(trainer)
+    with pytest.warns(UserWarning, match=r"checkpoint of step 40 holds no state of equilibrate"):
+        trainer.train(resume_from_checkpoint=str(Path(tmp_path, "checkpoint-40")))
+    assert fdr.monitor is not None
+    assert fdr.monitor.step == 40
+
+
+# Settings -------------------------------------------------------------------------------------
+
+
+def test_settings_are_checked_when_the_callback_is_created(tmp_path):
+    with pytest.raises(ValueError, match=r"factor must lie between 0 and 1, .* got 2"):
+        FDRCallback(make_trainer(tmp_path), factor=2)
