@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from pathlib import Path
+
 import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from equilibrate.integrations.transformers import FDRCallback
 
 
 class Noise(Dataset):
@@ -41,9 +48,10 @@ class Net(torch.nn.Module):
 class Notes(TrainerCallback):
     """Writes down learning rate and decision before every step, and may crash at a step."""
 
-    def __init__(self, fdr, crash_at: int | None = None) -> None:
+    def __init__(self, fdr, crash_at: int | None = None, *, kill: bool = False) -> None:
         self.fdr = fdr
         self.crash_at = crash_at
+        self.kill = kill
         self.rows: dict[int, tuple] = {}
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
@@ -51,6 +59,8 @@ class Notes(TrainerCallback):
         decision = None if scheduler is None else scheduler.last_decision
         self.rows[state.global_step] = optimizer.param_groups[0]["lr"], decision
         if state.global_step == self.crash_at:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("crash")
 
 
@@ -79,3 +89,24 @@ def make_trainer(folder, *, epochs=8, kind=Trainer, callbacks=None, eval_dataset
         eval_dataset=eval_dataset,
         callbacks=callbacks,
     )
+
+
+def main(mode: str, folder: str) -> None:
+    """Train as one of two processes: all at once, until it is killed, or from a checkpoint."""
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    output = Path(folder, "straight" if mode == "straight" else "killed")
+    options = {"save_strategy": "steps", "save_steps": 48, "ddp_backend": "gloo"}
+    trainer = make_trainer(output, epochs=10, per_device_train_batch_size=8, **options)
+    fdr = FDRCallback(trainer, threshold=1.0, factor=0.7, min_steps=40)
+    notes = Notes(fdr, 255 if mode == "killed" and rank == 0 else None, kill=True)
+    trainer.add_callback(fdr)
+    trainer.add_callback(notes)
+    trainer.train(resume_from_checkpoint=True if mode == "resumed" else None)
+    weights = [p.detach() for p in trainer.model.parameters()]
+    rows = {step: str(row) for step, row in notes.rows.items()}
+    torch.save((weights, rows), Path(folder, f"{mode}-{rank}.pt"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

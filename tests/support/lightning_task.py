@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from pathlib import Path
+
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from equilibrate.integrations.lightning import FDRCallback
 
 
 class Noise(Dataset):
@@ -23,11 +31,11 @@ class Noise(Dataset):
         return self.inputs[i], self.targets[i]
 
 
-def loader(batch_size: int = 16) -> DataLoader:
+def loader(replicas: int = 1, rank: int = 0) -> DataLoader:
     """Batches whose order depends on the epoch alone, so that a resumed run sees the same."""
     data = Noise()
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=1)
-    return DataLoader(data, batch_size=batch_size, sampler=sampler)
+    sampler = DistributedSampler(data, num_replicas=replicas, rank=rank, seed=1)
+    return DataLoader(data, batch_size=16 // replicas, sampler=sampler)
 
 
 class Task(LightningModule):
@@ -56,11 +64,12 @@ class Task(LightningModule):
 
 
 class Notes(Callback):
-    """Writes down learning rate and decision after every batch, and may crash at a step."""
+    """Writes down learning rate and decision before every batch, and may crash at a step."""
 
-    def __init__(self, fdr, crash_at: int | None = None) -> None:
+    def __init__(self, fdr, crash_at: int | None = None, *, kill: bool = False) -> None:
         self.fdr = fdr
         self.crash_at = crash_at
+        self.kill = kill
         self.rows: dict[int, tuple] = {}
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -68,6 +77,8 @@ class Notes(Callback):
         decisions = [scheduler.last_decision for scheduler in self.fdr.schedulers]
         self.rows[trainer.global_step] = lr, decisions
         if trainer.global_step == self.crash_at:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("crash")
 
 
@@ -87,3 +98,31 @@ def fit(task, callbacks, folder, *, epochs=8, ckpt_path=None, data=None, **optio
     trainer = Trainer(callbacks=callbacks, **(settings | options))
     trainer.fit(task, data or loader(), ckpt_path=ckpt_path)
     return trainer
+
+
+def main(mode: str, folder: str) -> None:
+    """Train as one of two processes: all at once, until it is killed, or from a checkpoint."""
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    task, fdr = Task(), FDRCallback(threshold=0.5, factor=0.7, min_steps=40)
+    notes = Notes(fdr, 255 if mode == "killed" and rank == 0 else None, kill=True)
+    checkpoint = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_epochs=1)
+    fit(
+        task,
+        [fdr, notes, checkpoint],
+        folder,
+        epochs=10,
+        ckpt_path=f"{folder}/step=240.ckpt" if mode == "resumed" else None,
+        data=loader(2, rank),
+        devices=2,
+        strategy="ddp",
+        use_distributed_sampler=False,
+        enable_checkpointing=True,
+    )
+    weights = [p.detach() for p in task.parameters()]
+    rows = {step: str(row) for step, row in notes.rows.items()}
+    torch.save((weights, rows), Path(folder, f"{mode}-{rank}.pt"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
