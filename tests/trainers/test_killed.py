@@ -1,32 +1,16 @@
 """A training on two processes (DDP, gloo) that is killed and resumed is the uninterrupted one."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-TESTS = Path(__file__).parent.parent
-
-
-def torchrun(module, *args):
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", module, *args]
-    environment = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+from support.torchrun import torchrun
 
 
-@pytest.mark.parametrize(
-    ("module", "begin"), [("support.lightning_task", 240), ("support.hf_task", 240)]
-)
-def test_a_killed_run_resumes_under_ddp(module, begin, tmp_path):
+BEGIN = 240
+"""The step of the last checkpoint. The run is killed at step 255."""
+
+
+@pytest.mark.parametrize("module", ["support.lightning_task", "support.hf_task"])
+def test_a_killed_run_resumes_under_ddp(module, tmp_path):
     straight = torchrun(module, "straight", str(tmp_path))
     assert straight.returncode == 0, straight.stderr
     if module == "support.lightning_task":
@@ -41,9 +25,9 @@ def test_a_killed_run_resumes_under_ddp(module, begin, tmp_path):
         weights, rows = torch.load(tmp_path / f"straight-{rank}.pt")
         again, new_rows = torch.load(tmp_path / f"resumed-{rank}.pt")
         assert all(map(torch.equal, weights, again))
-        assert new_rows == {step: rows[step] for step in range(begin, 400)}
-        assert sum("lowered=True" in rows[step] for step in range(40, begin)) > 0
-        assert sum("lowered=True" in rows[step] for step in range(begin + 1, 400)) > 0
+        assert new_rows == {step: rows[step] for step in range(BEGIN, 400)}
+        assert sum("lowered=True" in rows[step] for step in range(40, BEGIN)) > 0
+        assert sum("lowered=True" in rows[step] for step in range(BEGIN + 1, 400)) > 0
         ends[rank] = weights, rows
     assert all(map(torch.equal, ends[0][0], ends[1][0]))
     assert ends[0][1] == ends[1][1]  # both processes came to the same decisions

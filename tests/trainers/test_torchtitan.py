@@ -1,0 +1,56 @@
+"""The schedulers for torchtitan, in its own Trainer, with FSDP on two processes."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.torchrun import torchrun
+
+pytest.importorskip("torchtitan", reason="make test-torchtitan installs it")
+
+
+def test_a_killed_run_resumes(tmp_path):
+    for mode in ("straight", "killed", "resumed"):
+        done = torchrun("support.titan_task", mode, str(tmp_path))
+        if mode == "killed":
+            assert "SIGKILL" in done.stderr
+        else:
+            assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        weights, lrs, decisions = torch.load(tmp_path / f"straight-{rank}.pt")
+        again, later_lrs, later_decisions = torch.load(tmp_path / f"resumed-{rank}.pt")
+        assert all(map(torch.equal, weights, again))
+        assert later_lrs == lrs[20:]
+        assert later_decisions == decisions[20:]
+        warm_up = [1e-3 * (step + 1) / 5 for step in range(5)]
+        assert lrs[:5] == pytest.approx(warm_up)
+        lowered = [step for step, text in enumerate(decisions) if "lowered=True" in text]
+        assert lowered[0] < 20 < lowered[1]  # windows have 8 of some 16 steps
+        expected = [1e-3 * 0.5 ** sum(at < step for at in lowered) for step in range(5, 40)]
+        assert lrs[5:] == pytest.approx(expected)
+
+
+def test_a_decay_of_torchtitan_is_refused():
+    from equilibrate.integrations.torchtitan import build_lr_schedulers
+
+    config = SimpleNamespace(decay_ratio=0.8, warmup_steps=5)
+    with pytest.raises(ValueError, match=r"decay_ratio is 0.8, .* set it to 0"):
+        build_lr_schedulers()([], config, 10)
+
+
+def test_several_optimizers_are_refused():
+    from torchtitan.config import LRScheduler
+
+    from equilibrate.integrations.torchtitan import build_lr_schedulers
+
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]) for _ in range(2)]
+    config = LRScheduler(warmup_steps=5, decay_ratio=0.0)
+    with pytest.raises(ValueError, match=r"there are 2 optimizers, .* without pipeline"):
+        build_lr_schedulers()(optimizers, config, 10)
+
+
+def test_settings_are_checked_when_the_function_is_made():
+    from equilibrate.integrations.torchtitan import build_lr_schedulers
+
+    with pytest.raises(ValueError, match=r"factor must lie between 0 and 1"):
+        build_lr_schedulers(factor=1.5)
