@@ -1,19 +1,28 @@
 # The verbs of the project. Each makes its own virtual environment in .venv when it needs one.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TRAINERS := .venv-trainers/bin
+INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/$(INSTALL)
 
-.PHONY: help reproduce test lint types docs format benchmarks clean
+.PHONY: help reproduce test test-trainers test-torchtitan lint types docs format benchmarks clean
 .DEFAULT_GOAL := help
 
 help:  ## Say what can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
 
 reproduce: .venv/.experiments  ## Run the paper's experiments on embedded data; figures and claims in runs/
 	$(BIN)/equilibrate reproduce
 
 test: .venv/.dev  ## Run all tests and every example of the documentation
 	$(BIN)/python -m pytest --quiet --numprocesses 2
+
+test-trainers: .venv-trainers/.trainers  ## Run the tests with Lightning, Hugging Face and accelerate
+	$(TRAINERS)/python -m pytest --quiet tests/trainers --ignore tests/trainers/test_torchtitan.py
+	$(TRAINERS)/pyright --pythonpath $(TRAINERS)/python src/equilibrate/integrations
+
+test-torchtitan: .venv-trainers/.torchtitan  ## Run the tests with torchtitan
+	$(TRAINERS)/python -m pytest --quiet tests/trainers/test_torchtitan.py
 
 lint: .venv/.dev  ## Check style
 	$(BIN)/ruff check .
@@ -36,7 +45,7 @@ benchmarks: .venv/.dev  ## Measure what it costs, as ratios
 	$(BIN)/python benchmarks/ensemble.py
 
 clean:  ## Take away what the verbs made, except runs/
-	rm -rf .venv site .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-trainers site .pytest_cache .ruff_cache .hypothesis
 
 .venv/.made:
 	$(PYTHON) -m venv .venv
@@ -49,4 +58,17 @@ clean:  ## Take away what the verbs made, except runs/
 
 .venv/.dev: .venv/.made pyproject.toml constraints.txt
 	$(PIP) torch --editable '.[dev]'
+	@touch $@
+
+# An environment of its own: packages that trainers import if they find them must fit to torch.
+.venv-trainers/.made:
+	$(PYTHON) -m venv .venv-trainers
+	@touch $@
+
+.venv-trainers/.trainers: .venv-trainers/.made pyproject.toml constraints.txt
+	$(TRAINERS)/$(INSTALL) torch --editable '.[trainers]'
+	@touch $@
+
+.venv-trainers/.torchtitan: .venv-trainers/.trainers
+	$(TRAINERS)/$(INSTALL) torch --editable '.[trainers,torchtitan]'
 	@touch $@

@@ -1,12 +1,18 @@
-"""Run doctests of the Triton modules in Triton's interpreter, or skip them without Triton."""
+"""Run doctests of the Triton modules in Triton's interpreter, or skip them without Triton.
+
+Modules for trainers need packages that take long to import, and have no doctests.
+"""
 
 import os
 from importlib.util import find_spec
 
 import torch
 
+collect_ignore_glob = [
+    f"equilibrate/integrations/{name}.py" for name in ("lightning", "transformers", "torchtitan")
+]
 if find_spec("triton") is None:
-    collect_ignore_glob = [
+    collect_ignore_glob += [
         f"equilibrate/ensemble/_ops/{name}" for name in ("triton.py", "step_kernels.py", "conv/*")
     ]
 elif not torch.cuda.is_available():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.torchrun import torchrun
 
-pytest.importorskip("torchtitan", reason="make test-torchtitan installs it")
 
 
 def test_a_killed_run_resumes(tmp_path):
