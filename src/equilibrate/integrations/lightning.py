@@ -1,5 +1,4 @@
 """A callback for Lightning's Trainer. Needs `pip install 'equilibrate[lightning]'`."""
-# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
@@ -144,7 +143,8 @@ class FDRCallback(Callback):
 
 def _crossed(trainer: Trainer, since: int) -> bool:
     """Return whether a step at which the trainer logs has been reached since another one."""
-    return trainer.global_step // trainer.log_every_n_steps > since // trainer.log_every_n_steps
+    interval = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
+    return trainer.global_step // interval > since // interval
 
 
 def _describe(decision: Decision) -> str:

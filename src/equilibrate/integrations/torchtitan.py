@@ -1,5 +1,4 @@
 """Schedulers for torchtitan, whose own container knows `LambdaLR` only."""
-# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """A callback for the Trainer of Hugging Face. Needs `pip install 'equilibrate[transformers]'`."""
-# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
@@ -92,6 +91,10 @@ class FDRCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
         **kwargs: Any,
     ) -> None:
         """Attach to the optimizer and restore the state of a checkpoint.
@@ -106,13 +109,12 @@ class FDRCallback(TrainerCallback):
                 "set lr_scheduler_type='constant' or 'constant_with_warmup' in TrainingArguments, "
                 "or pass schedule=False to watch only"
             )
-        lr_scheduler = self._trainer.lr_scheduler
         start = args.get_warmup_steps(state.max_steps) if self._start is None else self._start
         self._attached = Attached(
-            self._trainer.optimizer,
+            optimizer,
             self._plan,
             start=start,
-            named_parameters=self._trainer.model.named_parameters(),
+            named_parameters=model.named_parameters(),
             others=[lr_scheduler],
         )
         saved = vars(lr_scheduler).pop(_KEY, None)
@@ -161,8 +163,9 @@ class FDRCallback(TrainerCallback):
         if self._attached is None:
             return
         decision = self._attached.advance(epoch_ended=epoch_ended)
-        lowered = decision is not None and decision.lowered
-        if lowered:
+        lowered = False
+        if decision is not None and decision.lowered:
+            lowered = True
             logger.info(f"lr lowered at step {state.global_step}: {decision.reason}")
         if state.global_step > self._logged and (lowered or control.should_log):
             self._logged = state.global_step
