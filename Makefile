@@ -19,11 +19,10 @@ test: .venv/.dev  ## Run all tests and every example of the documentation
 
 test-trainers: .venv-trainers/.trainers  ## Run the tests with Lightning, Hugging Face and accelerate
 	$(TRAINERS)/python -m pytest --quiet tests/trainers --ignore tests/trainers/test_torchtitan.py
-	$(TRAINERS)/pyright --pythonpath $(TRAINERS)/python $(addprefix src/equilibrate/integrations/,lightning.py transformers.py)
 
-test-torchtitan: .venv-trainers/.torchtitan  ## Run the tests with torchtitan
+test-torchtitan: .venv-trainers/.torchtitan  ## Run the tests with torchtitan, and check the types of all integrations
 	$(TRAINERS)/python -m pytest --quiet tests/trainers/test_torchtitan.py
-	$(TRAINERS)/pyright --pythonpath $(TRAINERS)/python src/equilibrate/integrations/torchtitan.py
+	$(TRAINERS)/pyright --project tests/trainers --pythonpath $(TRAINERS)/python
 
 lint: .venv/.dev  ## Check style
 	$(BIN)/ruff check .
