@@ -161,7 +161,7 @@ def test_numbers_go_to_every_tool_of_report_to(tmp_path, monkeypatch):
     assert rows[80]["equilibrate/residual"] == judged.residual
     assert "equilibrate/layers/net.0.weight/residual" in rows[70]
 
-    board = EventAccumulator(str(tmp_path / "board"))
+    board = EventAccumulator(str(next(tmp_path.rglob("events.*")).parent))
     board.Reload()
     events = board.Scalars("train/equilibrate/residual")
     assert [event.step for event in events] == list(range(10, 90, 10))

@@ -6,7 +6,6 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from transformers import TrainerCallback
-from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from equilibrate.integrations._attached import Attached, Plan, SchedulerSettings
@@ -156,7 +155,7 @@ class FDRCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Prepare the state for a checkpoint that the trainer may write after an evaluation."""
-        if args.save_strategy == SaveStrategy.BEST:
+        if args.save_strategy == "best":
             self._store(state)
 
     def _advance(self, state: TrainerState, control: TrainerControl, *, epoch_ended: bool) -> None:
