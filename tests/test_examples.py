@@ -1,0 +1,44 @@
+"""The examples run, smaller than by default. Those with trainers are in tests/trainers."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch, tmp_path, capsys):
+    """Return a function that runs an example in an empty folder and returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *args):
+        monkeypatch.setattr(sys, "argv", [name, *args])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_bare_loop_that_is_resumed_prints_what_an_uninterrupted_one_prints(example):
+    straight = example("bare_loop.py", "--epochs", "8")
+    assert "lr is now 0.025" in straight
+    stopped = example("bare_loop.py", "--epochs", "5")
+    resumed = example("bare_loop.py", "--epochs", "8", "--resume")
+    epochs = [line for line in stopped.splitlines() if not line.startswith(("0.", "2."))]
+    assert epochs + resumed.splitlines() == straight.splitlines()
+
+
+def test_a_landscape(example):
+    printed = example("landscape.py", "--epochs", "4")
+    assert printed.startswith("loss 0.5")
+    assert printed.count("⟨(∇f)²⟩") == 3
+    assert "Curvature along the noise" in printed
+
+
+def test_every_example_is_listed():
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f"[{path.name}]({path.name})" in text

@@ -1,0 +1,56 @@
+"""The examples with trainers, and torchrun, as a reader runs them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+QUICK = {"lightning_trainer.py": ["--epochs", "4"], "hugging_face.py": ["--steps", "60"]}
+
+
+def run(command, folder):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, command)],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_it_logs_readings(name, tmp_path):
+    printed = run([EXAMPLES / name, *QUICK[name]], tmp_path)
+    assert "equilibrate/residual" in printed
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_at_most_five_lines_turn_it_on_and_it_runs_without_them(name, tmp_path):
+    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines(keepends=True)
+    plain = [line for line in lines if not line.rstrip().endswith("# equilibrate")]
+    assert 0 < len(lines) - len(plain) <= 5
+    assert not re.search(r"^(from|import) equilibrate", "".join(plain), re.MULTILINE)
+    (tmp_path / "plain.py").write_text("".join(plain), encoding="utf-8")
+    assert "equilibrate/" not in run(["plain.py", *QUICK[name]], tmp_path)
+
+
+def test_lightning_lowers_and_resumes(tmp_path):
+    printed = run([EXAMPLES / "lightning_trainer.py", "--epochs", "10"], tmp_path)
+    assert "equilibrate: lr lowered to 0.025" in printed
+    [last] = (tmp_path / "lightning_example").glob("epoch=9-*.ckpt")
+    more = run([EXAMPLES / "lightning_trainer.py", "--epochs", "11", "--resume", last], tmp_path)
+    assert "'equilibrate/lr': '0.025'" in more
+
+
+@pytest.mark.parametrize("name", ["ddp.py", "fsdp2.py"])
+def test_torchrun(name, tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    printed = run([*torchrun, EXAMPLES / name, "--epochs", "2"], tmp_path)
+    assert printed.count("epoch  2") == 1  # process 0 alone prints
