@@ -74,9 +74,7 @@ def main(mode: str, folder: str) -> None:
         parallelize_fn=parallelize,
         build_tokenizer_fn=None,
         build_dataloader_fn=lambda dp_rank, job_config, **_: Batches(dp_rank, job_config),
-        build_lr_schedulers_fn=build_lr_schedulers(
-            threshold=1e9, factor=0.5, min_steps=8, every=2
-        ),
+        build_lr_schedulers_fn=build_lr_schedulers(threshold=1e9, factor=0.5, min_steps=8, every=2),
     )
     register_train_spec("llama3_fdr", spec)
     options = {

@@ -4,7 +4,6 @@ import pytest
 import torch
 from support.torchrun import torchrun
 
-
 BEGIN = 240
 """The step of the last checkpoint. The run is killed at step 255."""
 

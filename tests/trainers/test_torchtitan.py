@@ -1,11 +1,14 @@
 """The schedulers for torchtitan, in its own Trainer, with FSDP on two processes."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.torchrun import torchrun
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 def test_a_killed_run_resumes(tmp_path):
@@ -53,3 +56,13 @@ def test_settings_are_checked_when_the_function_is_made():
 
     with pytest.raises(ValueError, match=r"factor must lie between 0 and 1"):
         build_lr_schedulers(factor=1.5)
+
+
+def test_the_block_of_the_documentation_runs():
+    from torchtitan.protocols.train_spec import get_train_spec
+
+    page = Path(__file__).parents[2] / "docs" / "integrations.md"
+    blocks = re.findall(r"^```py\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    [block] = [block for block in blocks if "torchtitan" in block]
+    exec(compile(block, page.name, "exec"), {"__name__": "example"})
+    assert get_train_spec("llama3_fdr").build_lr_schedulers_fn.__module__.startswith("equilibrate")
