@@ -12,7 +12,7 @@ CHECK, X, Y = 1000, 0.1, 0.5
 
 
 class Author:
-    """The rule of FDR_quencher for one group: velocities before the step, lists, every CHECK steps."""
+    """The rule of FDR_quencher: velocities before the step, lists, a check every CHECK steps."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
