@@ -25,3 +25,13 @@ def test_the_readme_names_the_two_commands():
     makefile = (ROOT / "Makefile").read_text()
     assert "\nreproduce:" in makefile
     assert "\ntest:" in makefile
+
+
+def test_the_compatibility_page_names_the_versions_that_are_tested():
+    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    table = page.split("## Versions")[1].split("##")[0]
+    rows = re.findall(r"^\| ([\w-]+) \| ([\d.]+)", table, re.MULTILINE)
+    pins = set((ROOT / "constraints.txt").read_text().splitlines())
+    assert len(rows) == 7
+    for package, version in rows:
+        assert f"{package}=={version}" in pins

@@ -168,6 +168,18 @@ def test_several_optimizers(tmp_path):
     assert trainer.callback_metrics["equilibrate/optimizer_1/lr"] == 0.05
 
 
+def test_the_trainer_of_pytorch_lightning_takes_it_too():
+    pl = pytest.importorskip("pytorch_lightning")
+    from pytorch_lightning.demos.boring_classes import BoringModel
+
+    fdr = FDRCallback(**EAGER)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[fdr], **quiet)
+    trainer.fit(BoringModel())
+    assert fdr.schedulers[0].last_decision.lowered
+    assert "equilibrate/lr" in trainer.callback_metrics
+
+
 # Logging --------------------------------------------------------------------------------------
 
 

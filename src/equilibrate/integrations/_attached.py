@@ -75,14 +75,15 @@ class Attached:
         names = named_parameters if plan.layers else None
         self.monitor = Monitor(optimizer, named_parameters=names, **every)
         self.scheduler: FDRScheduler | None = None
-        if plan.schedule:
-            self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **plan.settings)
+        """None before the warm-up has ended."""
         self._plan = plan
         self._others = list(_flattened(others))
-        self._seen = self.monitor.step
+        self._seen = 0
         self._start = start
-        self._started = not start
+        self._started = False
         self._lowered_to: list[float] = []
+        if not start:
+            self._begin()
 
     def advance(self, *, epoch_ended: bool) -> Decision | None:
         """Take note of the steps since the last call, and decide if it is time to.
@@ -97,8 +98,7 @@ class Attached:
         if step == self._seen:  # gradients were accumulated, or this step was judged already
             return None
         if not self._started and step >= self._start:
-            self._started, self._seen = True, step
-            self.monitor.reset()  # the window begins after the warm-up
+            self._begin()
             return None
         if self.scheduler is None or not self._started:
             return None
@@ -135,16 +135,23 @@ class Attached:
         Args:
             state_dict: What `state_dict` returned.
         """
+        if state_dict["started"] and not self._started:
+            self._begin()
         state = state_dict["state"]
-        if self.scheduler is None:
-            self.monitor.load_state_dict(state["monitor"] if state_dict["schedule"] else state)
-        elif state_dict["schedule"]:
+        if self.scheduler is not None and state_dict["schedule"]:
             self.scheduler.load_state_dict(state)
         else:
-            self.monitor.load_state_dict(state)
+            self.monitor.load_state_dict(state["monitor"] if state_dict["schedule"] else state)
         self._seen = state_dict["seen"]
-        self._started = state_dict["started"]
         self._lowered_to = list(state_dict["lowered_to"])
+
+    def _begin(self) -> None:
+        """Begin the first window, and the schedule."""
+        self._started, self._seen = True, self.monitor.step
+        self.monitor.reset()
+        if self._plan.schedule:
+            optimizer = self.monitor.optimizer
+            self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **self._plan.settings)
 
     def _warn_if_undone(self) -> None:
         """Warn if another scheduler has raised a learning rate that was lowered."""
