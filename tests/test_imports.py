@@ -12,6 +12,7 @@ import equilibrate
 SOURCE = Path(equilibrate.__file__).parent
 
 LAYERS = [
+    "stationarity",
     "readings",
     "observables",
     "averages",

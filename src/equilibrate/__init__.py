@@ -10,7 +10,15 @@ from equilibrate.readings import Reading
 from equilibrate.scheduler import Decision, FDRScheduler
 
 if TYPE_CHECKING:
-    from equilibrate import estimates, landscape, observables, relations, rules, solvable
+    from equilibrate import (
+        estimates,
+        landscape,
+        observables,
+        relations,
+        rules,
+        solvable,
+        stationarity,
+    )
     from equilibrate.averages import HalfRunningMean
     from equilibrate.ensemble import Ensemble
     from equilibrate.observables import Snapshot
@@ -33,6 +41,7 @@ __all__ = [
     "relations",
     "rules",
     "solvable",
+    "stationarity",
 ]
 
 _LAZY = {

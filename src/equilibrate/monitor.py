@@ -26,6 +26,7 @@ from equilibrate._engine.parameters import (
 from equilibrate._engine.probe import Probe
 from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.skips import Skips
+from equilibrate._engine.trace import TraceRecorder
 from equilibrate._engine.updates import learning_rate
 from equilibrate.readings import Reading
 
@@ -57,6 +58,8 @@ class Monitor:
         process_group: The group over which FSDP1 (`FullyShardedDataParallel`) shards the
             parameters. The constructor and `load_state_dict` are then collective too. Everything
             else needs none.
+        trace: Record the positions of the parameters at a bounded number of steps since the last
+            reset, for `reading().trace` and for rules that need it, such as `rules.Stationary`.
 
     Raises:
         TypeError: If `optimizer` is not an optimizer, `named_parameters` are not pairs, or a
@@ -82,6 +85,7 @@ class Monitor:
         named_parameters: NamedParameters | None = None,
         every: int = 16,
         process_group: Any | None = None,
+        trace: bool = False,
     ) -> None:
         self._optimizer = unwrap(optimizer)
         if not any(group["params"] for group in self._optimizer.param_groups):
@@ -91,6 +95,8 @@ class Monitor:
         self.every = every
         self._names = None if named_parameters is None else names_of(named_parameters)
         self._process_group = process_group
+        self._traces = trace
+        self._trace: TraceRecorder | None = None
         self._layout: Layout
         self._probes: list[Probe] = []
         self._sizes: list[int] = []
@@ -114,6 +120,11 @@ class Monitor:
         return self._optimizer
 
     @property
+    def traces(self) -> bool:
+        """Whether positions of the parameters are recorded."""
+        return self._traces
+
+    @property
     def step(self) -> int:
         """Optimizer steps seen, whether measured or not."""
         return self._clock.steps
@@ -126,6 +137,9 @@ class Monitor:
         self._warn_if_blind()
         self._update_layout()
         reading = self._combined(self._probes, self._means())
+        if self._trace is not None:
+            (rows,) = self._layout.total(self._trace.parts())
+            reading = replace(reading, trace=self._trace.read(rows))
         if reading.count and reading.right <= self._rounding():
             # Full batches, or interpolation: the difference of two rounding errors tells nothing.
             return replace(reading, left=0.0, right=0.0)
@@ -174,6 +188,8 @@ class Monitor:
         self._calm = False
         for probe in self._probes:
             probe.restart()
+        if self._trace is not None:
+            self._trace.restart()
 
     def detach(self) -> None:
         """Remove the hooks. Past readings stay available."""
@@ -216,8 +232,10 @@ class Monitor:
         """
         self._update_layout()
         sums = [probe.state_sums() for probe in self._probes]
+        if self._trace is not None:
+            sums.append(self._trace.state_sums())
         totals = iter(self._layout.total([part for parts in sums for part in parts]))
-        return {
+        state = {
             "step": self.step,
             "since_reset": self.step - self._start,
             "every": self.every,
@@ -225,6 +243,9 @@ class Monitor:
             "fingerprint": self._fingerprint(),
             "probes": [probe.state_dict(next(totals), next(totals)) for probe in self._probes],
         }
+        if self._trace is not None:
+            state["trace"] = self._trace.state_dict(next(totals), next(totals))
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned, `every` included.
@@ -259,6 +280,8 @@ class Monitor:
         self._lrs = list(state_dict["lrs"])
         for probe, state in zip(self._probes, state_dict["probes"], strict=True):
             probe.load_state_dict(state)
+        if self._trace is not None:
+            self._trace.load_state_dict(state_dict.get("trace"))
         self._checked = self.step, self._norm()
 
     def __repr__(self) -> str:
@@ -280,6 +303,7 @@ class Monitor:
             "optimizer": self._optimizer,
             "named_parameters": self._named_parameters(),
             "every": self.every,
+            "trace": self._traces,
             "state_dict": self.state_dict(),
         }
 
@@ -332,6 +356,8 @@ class Monitor:
             self._lay_out()  # the window begins at this step, which is measured anyway
         for probe in self._probes:
             probe.before(measured=self._measured)
+        if self._trace is not None and self._measured:
+            self._trace.before(self._clock.steps - self._start)
 
     def _after(self) -> None:
         if self._idle:
@@ -344,6 +370,8 @@ class Monitor:
             probe.after(measured=self._measured)
         if self._measured:
             self._lrs = [learning_rate(group) for group in self._optimizer.param_groups]
+            if self._trace is not None:
+                self._trace.after(self._clock.steps - self._start)
         if not self._calm:
             self._calm = all(probe.is_calm() for probe in self._probes)
             for probe in self._probes:
@@ -376,6 +404,8 @@ class Monitor:
         if skipped is not None:
             for probe in self._probes:
                 probe.skips = Skips(probe.device, skipped)
+        if self._traces:
+            self._trace = TraceRecorder(self._probes, self._layout, self.every)
         self._start = self._clock.steps
         self._calm = False
         self._sizes = [len(group["params"]) for group in groups]

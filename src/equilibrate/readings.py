@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from equilibrate.stationarity import Trace
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -25,6 +27,9 @@ class Reading:
     """Mean of the right side."""
     lr: float
     """Learning rate of the last measured step; nan if parameter groups have different ones."""
+    trace: Trace | None = field(default=None, repr=False, compare=False)
+    """Positions of the parameters since the last reset, if the monitor records them. It is not
+    saved with a scheduler."""
 
     @property
     def residual(self) -> float:

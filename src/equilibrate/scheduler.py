@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from equilibrate._engine.hooks import unwrap
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
-from equilibrate.rules import Rule, Threshold, check_factor
+from equilibrate.rules import Rule, Threshold, check_factor, needs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class FDRScheduler(LRScheduler):
     Raises:
         TypeError: If `monitor` is not a `Monitor`, or `rule` has no method `judge`.
         ValueError: If a number is out of range, both `threshold` and `rule` or both `every` and
-            `monitor` are given, or the monitor watches another optimizer.
+            `monitor` are given, the monitor watches another optimizer, or it does not record what
+            the rule needs.
 
     Example:
         >>> import torch
@@ -94,6 +95,7 @@ class FDRScheduler(LRScheduler):
                 f"rule must have a method judge(reading), got {type(rule).__name__}: pass one of "
                 "equilibrate.rules"
             )
+        needs = needs_of(rule)
         if min_steps < 1:
             raise ValueError(f"min_steps must be at least 1, got {min_steps}")
         if not isinstance(monitor, Monitor | None):
@@ -108,7 +110,14 @@ class FDRScheduler(LRScheduler):
                 "every and monitor exclude each other: pass eq.Monitor(optimizer, every=…)"
             )
         if monitor is None:
-            monitor = Monitor(optimizer) if every is None else Monitor(optimizer, every=every)
+            trace = "trace" in needs
+            settings = {} if every is None else {"every": every}
+            monitor = Monitor(optimizer, trace=trace, **settings)
+        elif "trace" in needs and not monitor.traces:
+            raise ValueError(
+                f"{type(rule).__name__} needs a trace, which the monitor does not record: pass "
+                "eq.Monitor(optimizer, trace=True)"
+            )
         self.monitor = monitor
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
         self.factor = factor
@@ -165,8 +174,13 @@ class FDRScheduler(LRScheduler):
 
         Under sharded training every process must call it.
         """
-        decision = asdict(self.last_decision)
-        decision["lrs"] = list(decision["lrs"])
+        last = self.last_decision
+        decision = {
+            "lowered": last.lowered,
+            "reason": last.reason,
+            "reading": _compared(last.reading),
+            "lrs": list(last.lrs),
+        }
         min_lr = self.min_lr
         return {
             "last_epoch": self.last_epoch,
@@ -263,8 +277,13 @@ class FDRScheduler(LRScheduler):
 
 def _settings(rule: Rule) -> dict[str, Any]:
     """Return the name and the fields of a rule."""
-    names = [field.name for field in fields(rule)] if is_dataclass(rule) else []
+    names = [field.name for field in fields(rule) if field.init] if is_dataclass(rule) else []
     return {"name": type(rule).__name__, **{name: getattr(rule, name) for name in names}}
+
+
+def _compared(reading: Reading) -> dict[str, Any]:
+    """Return the fields of a reading that are saved: attachments such as a trace are not."""
+    return {f.name: getattr(reading, f.name) for f in fields(reading) if f.compare}
 
 
 def _per_group(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:

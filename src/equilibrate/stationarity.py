@@ -194,7 +194,7 @@ def _force(x: Array, total: Array) -> dict[str, Array]:
 
 
 def _window(x: Array, v: Array) -> dict[str, Array]:
-    """Choose the window of each trace, and return its statistics."""
+    """Return the statistics of the window of each trace, which is chosen first."""
     n = x.shape[1] - 1
     first = np.unique((_STARTS * n).astype(int))
     counts = n + 1 - first
