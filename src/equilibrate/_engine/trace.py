@@ -71,9 +71,7 @@ class TraceRecorder:
         Args:
             step: Steps since the last reset of the monitor.
         """
-        if not self._count:  # a state was loaded that cannot be continued
-            self._begin(step)
-        elif (step - self._begun) % self._spacing == 0:
+        if (step - self._begun) % self._spacing == 0:
             if self._has_changed():
                 self._begin(step)
             else:
@@ -223,7 +221,7 @@ def _project(tensor: Tensor, seed: int) -> Tensor:
     for piece in flat.split(_CHUNK):
         signs = torch.empty(len(piece), dtype=torch.int8, device=tensor.device)
         signs.random_(0, 2, generator=generator)
-        signed = piece.double().mul_(signs.mul_(2).sub_(1))
+        signed = piece.double() * signs.mul_(2).sub_(1)  # a new tensor, whatever the dtype
         whole = len(signed) - len(signed) % WIDTH
         total += signed[:whole].view(-1, WIDTH).sum(0)
         total[: len(signed) - whole] += signed[whole:]
