@@ -15,6 +15,7 @@ LAYERS = [
     "estimates",
     "telescoped",
     "gains",
+    "stationarity",
     "readings",
     "outlook",
     "observables",

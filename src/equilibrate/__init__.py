@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         scale_invariance,
         sgld,
         solvable,
+        stationarity,
     )
     from equilibrate.averages import HalfRunningMean
     from equilibrate.ensemble import Ensemble
@@ -52,6 +53,7 @@ __all__ = [
     "scale_invariance",
     "sgld",
     "solvable",
+    "stationarity",
 ]
 
 _LAZY = {

@@ -31,6 +31,7 @@ from equilibrate._engine.rotations import rotations
 from equilibrate._engine.sharding import Layout, local
 from equilibrate._engine.skips import Skips
 from equilibrate._engine.totals import Sides, Totals
+from equilibrate._engine.trace import TraceRecorder
 from equilibrate._engine.updates import learning_rate
 from equilibrate.outlook import Outlook, look_ahead
 from equilibrate.readings import Reading
@@ -74,6 +75,8 @@ class Monitor:
             does not depend on, as before a normalisation layer. FDR1 of such a weight describes the
             balance of its norm and weight decay, not the loss. They are recognised from their
             gradients at the first measured steps (`scale_invariance.Rotation`).
+        trace: Record the positions of the parameters at a bounded number of steps since the last
+            reset, for `reading().trace` and for rules that need it, such as `rules.Stationary`.
 
     Raises:
         TypeError: If `optimizer` is not an optimizer, `named_parameters` are not pairs, or a
@@ -100,6 +103,7 @@ class Monitor:
         every: int = 16,
         process_group: Any | None = None,
         scale_invariant: bool = True,
+        trace: bool = False,
     ) -> None:
         self._optimizer = unwrap(optimizer)
         if not any(group["params"] for group in self._optimizer.param_groups):
@@ -110,6 +114,8 @@ class Monitor:
         self.scale_invariant = scale_invariant
         self._names = None if named_parameters is None else names_of(named_parameters)
         self._process_group = process_group
+        self._traces = trace
+        self._trace: TraceRecorder | None = None
         self._layout: Layout
         self._probes: list[Probe] = []
         self._alignments: Alignments
@@ -134,6 +140,11 @@ class Monitor:
         return self._optimizer
 
     @property
+    def traces(self) -> bool:
+        """Whether positions of the parameters are recorded."""
+        return self._traces
+
+    @property
     def step(self) -> int:
         """Optimizer steps seen, whether measured or not."""
         return self._clock.steps
@@ -146,6 +157,9 @@ class Monitor:
         self._warn_if_blind()
         self._update_layout()
         reading = self._combined(range(len(self._probes)), self._counted())
+        if self._trace is not None:
+            (rows,) = self._layout.total(self._trace.parts())
+            reading = replace(reading, trace=self._trace.read(rows))
         if reading.count and reading.right <= self._rounding():
             # Full batches, or interpolation: the difference of two rounding errors tells nothing.
             return replace(reading, left=0.0, right=0.0, stderr=math.nan, margin=math.nan)
@@ -234,6 +248,8 @@ steps: it will not equilibrate in this run
         self._calm = False
         for probe in self._probes:
             probe.restart()
+        if self._trace is not None:
+            self._trace.restart()
 
     def detach(self) -> None:
         """Remove the hooks. Past readings stay available."""
@@ -275,7 +291,8 @@ steps: it will not equilibrate in this run
         and may be loaded by any number of processes, or into a model that is not sharded.
         """
         self._update_layout()
-        sums = [*(probe.state_sums() for probe in self._probes), self._alignments.sums()]
+        traced = [] if self._trace is None else self._trace.state_sums()
+        sums = [*(probe.state_sums() for probe in self._probes), traced, self._alignments.sums()]
         totals = iter(self._layout.total([part for parts in sums for part in parts]))
         return {
             "step": self.step,
@@ -285,6 +302,7 @@ steps: it will not equilibrate in this run
             "lrs": [float(lr) for lr in self._lrs],
             "fingerprint": self._fingerprint(),
             "probes": [probe.state_dict(next(totals), next(totals)) for probe in self._probes],
+            "trace": self._trace and self._trace.state_dict(next(totals), next(totals)),
             "alignments": self._alignments.state_dict(list(totals)),
         }
 
@@ -323,6 +341,8 @@ steps: it will not equilibrate in this run
         for probe, state in zip(self._probes, state_dict["probes"], strict=True):
             probe.load_state_dict(state)
         self._alignments.load_state_dict(state_dict["alignments"])
+        if self._trace is not None:
+            self._trace.load_state_dict(state_dict.get("trace"))
         self._checked = self.step, self._norm()
 
     def __repr__(self) -> str:
@@ -345,6 +365,7 @@ steps: it will not equilibrate in this run
             "named_parameters": self._named_parameters(),
             "every": self.every,
             "scale_invariant": self.scale_invariant,
+            "trace": self._traces,
             "state_dict": self.state_dict(),
         }
 
@@ -399,6 +420,8 @@ steps: it will not equilibrate in this run
             self._alignments.before(self._clock.steps + 1 - self._start, self.every)
         for probe in self._probes:
             probe.before(measured=self._measured)
+        if self._trace is not None and self._measured:
+            self._trace.before(self._clock.steps - self._start)
 
     def _after(self) -> None:
         if self._idle:
@@ -412,6 +435,8 @@ steps: it will not equilibrate in this run
         if self._measured:
             self._alignments.after()
             self._lrs = [learning_rate(group) for group in self._optimizer.param_groups]
+            if self._trace is not None:
+                self._trace.after(self._clock.steps - self._start)
         if not self._calm:
             self._calm = all(probe.is_calm() for probe in self._probes)
             for probe in self._probes:
@@ -446,6 +471,8 @@ steps: it will not equilibrate in this run
         if skipped is not None:
             for probe in self._probes:
                 probe.skips = Skips(probe.device, skipped)
+        if self._traces:
+            self._trace = TraceRecorder(self._probes, self._layout, self.every)
         self._start = self._clock.steps
         self._calm = False
         self._sizes = [len(group["params"]) for group in groups]

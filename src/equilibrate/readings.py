@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from equilibrate.estimates import Estimate
 from equilibrate.gains import Forecast, Losses
+from equilibrate.stationarity import Trace
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,6 +47,9 @@ class Reading:
     """Forecasts of what a cooldown would gain, for rules that need them; not saved in a state."""
     losses: Losses | None = field(default=None, repr=False, compare=False)
     """Training losses since the last lowering, for rules that need them; not saved in a state."""
+    trace: Trace | None = field(default=None, repr=False, compare=False)
+    """Positions of the parameters since the last reset, if the monitor records them. It is not
+    saved with a scheduler."""
 
     @property
     def residual(self) -> float:

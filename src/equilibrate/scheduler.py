@@ -16,7 +16,7 @@ from equilibrate._engine.hooks import unwrap
 from equilibrate._engine.recorder import Recorder, check_loss
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
-from equilibrate.rules import Rule, Threshold, check_factor
+from equilibrate.rules import Rule, Threshold, check_factor, needs_of
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
@@ -85,7 +85,8 @@ class FDRScheduler(LRScheduler):
         TypeError: If `monitor` is not a `Monitor`, `forecaster` not a `Forecaster`, or `rule` has
             no method `judge`.
         ValueError: If a number is out of range, arguments exclude each other, or the monitor or
-            the forecaster watches another optimizer.
+            the forecaster watches another optimizer or the monitor does not record what the rule
+            needs.
 
     Example:
         >>> import torch
@@ -120,6 +121,7 @@ class FDRScheduler(LRScheduler):
                 f"rule must have a method judge(reading), got {type(rule).__name__}: pass one of "
                 "equilibrate.rules"
             )
+        needs = needs_of(rule)
         if min_steps < 1:
             raise ValueError(f"min_steps must be at least 1, got {min_steps}")
         if not isinstance(monitor, Monitor | None):
@@ -139,11 +141,15 @@ class FDRScheduler(LRScheduler):
                 "eq.Monitor(optimizer, scale_invariant=…)"
             )
         if monitor is None:
-            given = {"every": every, "scale_invariant": scale_invariant}
+            given = {"every": every, "scale_invariant": scale_invariant, "trace": "trace" in needs}
             monitor = Monitor(optimizer, **{k: v for k, v in given.items() if v is not None})
+        elif "trace" in needs and not monitor.traces:
+            raise ValueError(
+                f"{type(rule).__name__} needs a trace, which the monitor does not record: pass "
+                "eq.Monitor(optimizer, trace=True)"
+            )
         self.monitor = monitor
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
-        needs = getattr(self.rule, "needs", frozenset())
         self.forecaster = _forecaster(forecaster, optimizer, needs, every)
         self._losses = Recorder() if "losses" in needs else None
         self.factor = factor
@@ -337,7 +343,7 @@ class FDRScheduler(LRScheduler):
         return reading
 
 
-_WITHOUT: dict[str, Any] = {"forecasts": None, "losses": None}
+_WITHOUT: dict[str, Any] = {"trace": None, "forecasts": None, "losses": None}
 """Attachments of a reading, which are not saved."""
 
 
@@ -370,7 +376,7 @@ def _forecaster(
 
 def _settings(rule: Rule) -> dict[str, Any]:
     """Return the name and the fields of a rule."""
-    names = [field.name for field in fields(rule)] if is_dataclass(rule) else []
+    names = [field.name for field in fields(rule) if field.init] if is_dataclass(rule) else []
     return {"name": type(rule).__name__, **{name: getattr(rule, name) for name in names}}
 
 

@@ -114,6 +114,17 @@ class Probe:
         """Whether `_prove` has still to be called in this window."""
         self._hidden_edit: Tensor | None = None
         """Whether `_prove` has found that parameters were edited unnoticed."""
+        self.tally: Tensor | None = None
+        """ΣR over all steps so far, for a trace; None if nobody needs it."""
+
+    @property
+    def optimizer_group(self) -> Group:
+        """The parameter group as it is now."""
+        return self._optimizer.param_groups[self.group]
+
+    def has_momentum(self) -> bool:
+        """Return whether the relation is FDR1 with momentum, not the step form."""
+        return self._update is not None and self._update.momentum > 0
 
     def is_calm(self) -> bool:
         """Return whether an unmeasured step only needs to be counted if the settings stay equal."""
@@ -197,6 +208,8 @@ class Probe:
         rows = make_rows(ring, entries, share, self.skips.settled, each=self.each)
         if entries[-1].skips is not None:
             self.skips.settled = entries[-1].skips[1]
+        if self.tally is not None:
+            self.tally += rows[:, self._series : 2 * self._series].sum()
         first = 0
         for i, entry in enumerate([*self._entries, None]):
             if entry is None or not entry.steps:  # a measurement that only begins an interval

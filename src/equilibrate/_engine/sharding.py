@@ -51,6 +51,14 @@ def local_like(param: Tensor, other: Tensor | None) -> Tensor | None:
     return local(second)
 
 
+def shard_index(param: Tensor, layout: Layout) -> int:
+    """Return a number that differs between the shards of a parameter, and not between replicas."""
+    index = 0
+    for group in layout.groups(param):
+        index = index * dist.get_world_size(group) + dist.get_rank(group)
+    return index
+
+
 class Layout:
     """How the parameters of an optimizer are distributed, and sums over the processes.
 
@@ -87,6 +95,10 @@ class Layout:
     def shards(self, param: Tensor) -> int:
         """Return the number of shards of a parameter."""
         return math.prod(self._sizes[name] for name in self._names[id(param)])
+
+    def groups(self, param: Tensor) -> list[Any]:
+        """Return the groups of processes over which a parameter is sharded."""
+        return [self._groups[name] for name in self._names[id(param)]]
 
     def shape(self, param: Tensor) -> list[int]:
         """Return the shape of a parameter, the same on every process; FSDP1 has flattened it."""

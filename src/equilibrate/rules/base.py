@@ -21,7 +21,9 @@ class Rule(Protocol):
     """What `FDRScheduler` asks of a rule.
 
     A rule is a frozen dataclass with one method. Its fields are its settings, which are saved and
-    restored with the scheduler.
+    restored with the scheduler. A rule that needs more than a plain reading names it in a class
+    attribute: with `needs = frozenset({"trace"})` readings have a `trace`; "forecasts" and "losses"
+    are the others.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -35,6 +37,31 @@ class Rule(Protocol):
     def judge(self, reading: Reading) -> Verdict:
         """Return whether to act on a reading, and why."""
         ...
+
+
+def needs_of(rule: object) -> frozenset[str]:
+    """Return what a rule needs besides a plain reading.
+
+    Args:
+        rule: A rule, or None.
+
+    Returns:
+        Its class attribute `needs`; nothing if it has none.
+
+    Raises:
+        ValueError: If it needs something that no scheduler provides.
+    """
+    needs = frozenset(getattr(rule, "needs", ()))
+    if unknown := needs - PROVIDED:
+        raise ValueError(
+            f"{type(rule).__name__} needs {', '.join(sorted(unknown))}, which FDRScheduler does "
+            f"not provide: it provides {', '.join(sorted(PROVIDED))}"
+        )
+    return needs
+
+
+PROVIDED = frozenset({"trace", "forecasts", "losses"})
+"""What `FDRScheduler` can provide to a rule besides a plain reading."""
 
 
 def check_factor(factor: float) -> None:

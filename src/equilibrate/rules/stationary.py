@@ -1,0 +1,168 @@
+"""Lower the learning rate when the parameters have lost the memory of where they started."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equilibrate.readings import Reading
+from equilibrate.rules.base import Verdict
+from equilibrate.stationarity import LEAST, Assessment, assess
+
+
+@dataclass(frozen=True, slots=True)
+class Stationary:
+    """Act when the parameters have lost the memory of where they started, and do not drift.
+
+    The rule looks at the positions of the parameters since the last restart, not at their norm, so
+    a weight norm that turns around does not mislead it. All of this must hold, now and at two
+    earlier moments back to 1/`persistence` of the steps, worked out from the same trace:
+
+    - the steps since the restart are at least `relaxations` relaxation times;
+    - the restoring force is `significance` standard errors strong, a test for a unit root that
+      protects runs with few directions;
+    - the mean-square spread of the positions is that of at least 0.85 × `relaxations` relaxations;
+    - the share of the noise that still moves the parameters away is below `diffusing`, allowing
+      one standard error. Parameters that diffuse freely, or follow a minimum that drifts, are
+      never stationary.
+
+    The defaults act too early (mean loss more than 5 % of the noise floor above its stationary
+    value) in about 1 % of runs on solvable processes; `benchmarks/decisions.py` measures it.
+
+    Args:
+        relaxations: Relaxation times that must have passed.
+        significance: Standard errors by which the restoring force must differ from zero.
+        diffusing: Share of the noise that may still be moving the parameters away.
+        persistence: Factor of the steps over which the conditions must have held.
+
+    Raises:
+        ValueError: If a setting is out of range.
+
+    Example:
+        >>> import torch, equilibrate as eq
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> scheduler = eq.FDRScheduler(optimizer, rule=Stationary(), factor=0.5)
+        >>> scheduler.monitor.traces
+        True
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"trace"})
+
+    relaxations: float = 7.0
+    significance: float = 4.0
+    diffusing: float = 0.15
+    persistence: float = 1.15
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            ValueError: If one is out of range.
+        """
+        for name in ("relaxations", "significance", "diffusing"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
+        if not 1 <= self.persistence <= 2:
+            raise ValueError(f"persistence must lie between 1 and 2, got {self.persistence}")
+
+    def judge(self, reading: Reading) -> Verdict:
+        """Return whether the trace of a reading is stationary.
+
+        Args:
+            reading: A reading of a monitor that records a trace.
+
+        Returns:
+            The verdict, with the numbers that decided.
+        """
+        trace = reading.trace
+        if trace is None:
+            return Verdict(False, "undefined: no trace; create the monitor with trace=True")
+        if len(trace) <= self.shortest:
+            return Verdict(False, f"not yet: {len(trace)} of {self.shortest + 1} positions")
+        if reading.undefined is not None:
+            return Verdict(False, f"undefined: {reading.undefined}")
+        if not (trace.free[-1] > trace.free[0] and np.isfinite(trace.positions).all()):
+            return Verdict(False, "undefined: the parameters do not move, or are not finite")
+        past = self.assessments(trace.positions, trace.free)
+        now = past[-1]
+        if all(self.holds(each).item() for each in past):
+            return Verdict(
+                True,
+                f"stationary for {now.relaxations:.3g} relaxation times: "
+                f"{now.diffusing:.2g} ± {now.error:.1g} of the noise still diffuses",
+            )
+        return Verdict(False, self._reason(now))
+
+    @property
+    def shortest(self) -> int:
+        """Intervals that a trace must have to be judged."""
+        return math.ceil(LEAST * self.persistence)
+
+    def assessments(
+        self, positions: NDArray[np.float64], free: NDArray[np.float64]
+    ) -> list[Assessment]:
+        """Assess a trace now and at two earlier moments.
+
+        Args:
+            positions: Positions of shape (…, n, m).
+            free: V of shape (…, n).
+
+        Returns:
+            Three assessments, the latest one last.
+        """
+        n = positions.shape[-2] - 1
+        ends = sorted({round(n / self.persistence**power) for power in (1, 0.5, 0)})
+        return [assess(positions[..., : end + 1, :], free[..., : end + 1]) for end in ends]
+
+    def holds(self, found: Assessment) -> NDArray[np.bool_]:
+        """Return whether the conditions hold at one moment.
+
+        Args:
+            found: Assessments of any number of traces.
+
+        Returns:
+            An array of the shape of the assessments.
+        """
+        return (
+            (found.relaxations >= self.relaxations)
+            & (found.significance >= self.significance)
+            & (found.spread <= 1 / (2 * 0.85 * self.relaxations))
+            & ~self.is_diffusing(found)
+            & (found.excess < 0.05)
+        )
+
+    def is_diffusing(self, found: Assessment) -> NDArray[np.bool_]:
+        """Return whether a part of the parameters diffuses or drifts.
+
+        Args:
+            found: Assessments of any number of traces.
+
+        Returns:
+            An array of the shape of the assessments.
+        """
+        return ~(found.diffusing - found.error < self.diffusing)
+
+    def _reason(self, now: Assessment) -> str:
+        times = f"{now.relaxations:.3g} of {self.relaxations:g} relaxation times"
+        if now.diffusing - now.error > 1:
+            return f"not yet: drifting {now.diffusing:.2g} times as far as by noise alone"
+        if self.is_diffusing(now):
+            return (
+                f"diffusing: {now.diffusing:.2g} ± {now.error:.1g} of the noise moves the "
+                f"parameters away, more than {self.diffusing:g}, after {times}"
+            )
+        if now.relaxations < self.relaxations:
+            return f"not yet: {times}"
+        if now.significance < self.significance:
+            return (
+                f"not yet: the restoring force is {now.significance:.2g} of "
+                f"{self.significance:g} standard errors"
+            )
+        if self.holds(now):
+            return f"not yet: stationary for less than {self.persistence - 1:.0%} of the steps"
+        return f"not yet: the positions spread as after {0.5 / now.spread:.3g} relaxation times"

@@ -1,0 +1,248 @@
+"""Statistics of a trace: how long a training run is in units of its own relaxation time.
+
+A `Trace` holds positions x of the parameters (or linear sketches of them) at some steps since a
+restart, and V, the mean-square displacement that the same steps would have made without a restoring
+force. For any centre c the relation FDR1 between the steps s and T says
+
+    r_c = (|x_T − c|² − |x_s − c|²) / V = −(L/R − 1)
+
+With c = x_s it is the mean-square displacement: 1 for free diffusion, more for a drift, and τ̄/n
+after n steps at equilibrium, where τ̄ is a relaxation time. Every function takes arrays with leading
+axes, one entry for each of several independent traces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LEAST = 8
+"""Intervals that a trace must have to be assessed."""
+_STARTS = np.arange(11) / 16
+"""Where a window may begin, as a fraction of the trace."""
+_LAGS = (1 / 4, 5 / 12, 7 / 12, 3 / 4)
+"""Lags of the mean-square displacement, as fractions of the window."""
+_SHORT = 32
+"""The autocovariance of a trace is taken at this fraction of its length."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Positions of the parameters at some steps since the last restart.
+
+    Example:
+        >>> trace = Trace(np.array([0, 1]), np.array([[0.0], [3.0]]), np.array([0.0, 9.0]))
+        >>> len(trace), residual(trace.positions, trace.free, trace.positions[0]).item()
+        (2, 1.0)
+    """
+
+    steps: NDArray[np.int64]
+    """Steps since the restart, of shape (n,), in equal intervals that begin at 0."""
+    positions: Array
+    """Sketches of the parameters at these steps, of shape (n, m)."""
+    free: Array
+    """V, the cumulative mean-square displacement without a restoring force, of shape (n,)."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assessment:
+    """What a trace says about relaxation; arrays of the shape of the leading axes."""
+
+    relaxations: Array
+    """Steps since the restart in units of the relaxation time of what is still correlated."""
+    significance: Array
+    """The restoring force divided by its standard error, as in a test for a unit root."""
+    start: Array
+    """Where the window begins, as a fraction of the steps since the restart."""
+    spread: Array
+    """Mean-square distance from the mean position of the window, in units of V."""
+    diffusing: Array
+    """Share of the noise that still moves the parameters away over long lags: the growth of the
+    mean-square displacement in units of V. 1 for free diffusion, more for a drift."""
+    error: Array
+    """Standard error of `diffusing`, from the spread of the positions."""
+    excess: Array
+    """What is left of the distance from the start, extrapolated, in units of the noise floor."""
+
+
+def residual(positions: Array, free: Array, centre: Array) -> Array:
+    """Return r_c = (|x_T − c|² − |x_s − c|²)/V over a trace, which is −(L/R − 1).
+
+    Args:
+        positions: Positions of shape (…, n, m).
+        free: V of shape (…, n).
+        centre: c, of shape (m,) or (…, m).
+
+    Returns:
+        r_c, of the shape of the leading axes.
+    """
+    squares = _square(positions - np.asarray(centre)[..., None, :])
+    return (squares[..., -1] - squares[..., 0]) / (free[..., -1] - free[..., 0])
+
+
+def residual_error(positions: Array, free: Array, centre: Array) -> Array:
+    """Return the standard error of `residual`, √2 times the spread of |x − c|², over V.
+
+    It is that of the difference of two distant values of a stationary series. A drift of |x − c|²
+    increases it.
+
+    Args:
+        positions: Positions of shape (…, n, m).
+        free: V of shape (…, n).
+        centre: c, of shape (m,) or (…, m).
+
+    Returns:
+        The standard error, of the shape of the leading axes.
+    """
+    squares = _square(positions - np.asarray(centre)[..., None, :])
+    return np.sqrt(2) * squares.std(-1) / (free[..., -1] - free[..., 0])
+
+
+def displacement(positions: Array, free: Array) -> Array:
+    """Return the residual with the start as centre, −|x_T − x_s|²/V.
+
+    It is −1 on average for free diffusion, below −1 for a drift, and −τ̄/n after n steps at
+    equilibrium, where τ̄ is the relaxation time averaged over the noise.
+
+    Args:
+        positions: Positions of shape (…, n, m).
+        free: V of shape (…, n).
+
+    Returns:
+        The displacement in units of R, of the shape of the leading axes.
+    """
+    return -residual(positions, free, positions[..., 0, :])
+
+
+def lagging_mean(positions: Array) -> Array:
+    """Return the mean over the second quarter of a trace, a centre that lags behind.
+
+    Args:
+        positions: Positions of shape (…, n, m).
+
+    Returns:
+        The centre, of shape (…, m).
+    """
+    intervals = positions.shape[-2] - 1
+    return positions[..., intervals // 4 + 1 : intervals // 2 + 1, :].mean(-2)
+
+
+def assess(positions: Array, free: Array) -> Assessment:
+    r"""Return how far a trace has relaxed.
+
+    Let y be the distance from the mean position. Its autocovariance C(l) = ⟨y_t·y_{t+l}⟩ decays at
+    the rate k = −C′(l)/C(l), which at a short lag l is the rate of the modes that are still
+    correlated then; `relaxations` is k times the number of steps. The rate from V alone,
+    k₀ = (V − |y_T|² + |y_0|²)/(2∫|y|²), is the least-squares estimate of a restoring force, and its
+    error is √(Σ_i D_i S_i)/∫|y|², with the noise D_i and ∫y_i² = S_i along each direction.
+
+    The window leaves out the way from a distant start: it begins where the mean position of the
+    rest is known best (the MSER criterion). Inside it the mean-square displacement grows by
+    Σ_i w_i e^(−k_i l) V at lag l, the share of the noise that has not been pulled back yet.
+
+    Args:
+        positions: Positions of shape (…, n, m), in equal intervals, at least `LEAST` of them.
+        free: V of shape (…, n).
+
+    Returns:
+        The statistics of each trace.
+
+    Raises:
+        ValueError: If there are too few positions.
+    """
+    intervals = positions.shape[-2] - 1
+    if intervals < LEAST:
+        raise ValueError(f"positions must have at least {LEAST} intervals, got {intervals}")
+    lead = positions.shape[:-2]
+    x = positions.reshape(-1, intervals + 1, positions.shape[-1])
+    v = np.broadcast_to(free, (*lead, intervals + 1)).reshape(-1, intervals + 1)
+    x = x - x[:, -1:]  # the sums below are then differences of small numbers
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {
+            **_force(x, v[:, -1] - v[:, 0]),
+            **_window(x, v),
+        }
+        found["excess"] = _excess(x, v[:, -1] - v[:, 0], found["start"], found["relaxations"])
+    return Assessment(**{name: value.reshape(lead) for name, value in found.items()})
+
+
+def _force(x: Array, total: Array) -> dict[str, Array]:
+    """Return the statistics of the restoring force over a whole trace."""
+    n = x.shape[1] - 1
+    y = x - x.mean(1, keepdims=True)
+    square = _square(y)
+    lag = max(1, n // _SHORT)
+    steps = np.diff(x, axis=1)
+    pull = -_dot(y[:, : n - lag], steps[:, lag:])
+    kept = _dot(y[:, : n - lag], y[:, lag:n])
+    relaxations = np.where(kept > 0, n * pull / np.where(kept > 0, kept, 1.0), np.inf)
+    force = (total - square[:, -1] + square[:, 0]) / 2
+    late = steps[:, n // 2 :]
+    noise = np.matmul(late.transpose(0, 2, 1), late)
+    noise *= (total / np.trace(noise, axis1=1, axis2=2))[:, None, None]
+    moved = np.matmul(y.transpose(0, 2, 1), y) / (n + 1)
+    error = np.sqrt((noise * moved).sum((1, 2)))
+    return {"relaxations": relaxations, "significance": force / error}
+
+
+def _window(x: Array, v: Array) -> dict[str, Array]:
+    """Return the statistics of the window of each trace, which is chosen first."""
+    n = x.shape[1] - 1
+    first = np.unique((_STARTS * n).astype(int))
+    counts = n + 1 - first
+    sums = np.flip(np.cumsum(np.flip(x, 1), 1), 1)[:, first]
+    squares = np.flip(np.cumsum(np.flip(_square(x), 1), 1), 1)[:, first]
+    variances = squares / counts - _square(sums) / counts**2
+    chosen = (variances / (counts - 1)).argmin(1)
+    rows = np.arange(len(x))
+    begin = first[chosen]
+    total = v[:, -1] - v[rows, begin]
+    spread = variances[rows, chosen] / total
+    growth, error = np.empty(len(x)), np.empty(len(x))
+    for index in np.unique(chosen):
+        mine = chosen == index
+        growth[mine], error[mine] = _growth(x[mine, first[index] :], total[mine])
+    return {
+        "start": begin / n,
+        "spread": spread,
+        "diffusing": growth,
+        "error": spread * error,
+    }
+
+
+def _growth(w: Array, total: Array) -> tuple[Array, Array]:
+    """Return the slope of the mean-square displacement, and 1/√(directions that are explored)."""
+    n = w.shape[1] - 1
+    lags = np.unique(np.round(np.array(_LAGS) * n).astype(int))
+    found = np.stack([_square(w[:, lag:] - w[:, : n + 1 - lag]).mean(1) for lag in lags], 1)
+    weights = (lags - lags.mean()) / ((lags - lags.mean()) ** 2).sum()
+    y = w - w.mean(1, keepdims=True)
+    moved = np.matmul(y.transpose(0, 2, 1), y)
+    directions = np.trace(moved, axis1=1, axis2=2) ** 2 / (moved**2).sum((1, 2))
+    return found @ weights * n / total, 1 / np.sqrt(directions)
+
+
+def _excess(x: Array, total: Array, start: Array, relaxations: Array) -> Array:
+    """Return |x_0 − c|² e^(−2k n) in units of the noise floor V/(2kn), c the window's mean."""
+    n = x.shape[1] - 1
+    begin = np.round(start * n).astype(int)
+    late = np.arange(n + 1) >= begin[:, None]
+    centre = (x * late[..., None]).sum(1) / late.sum(1)[:, None]
+    k = np.clip(relaxations, 0.0, 300.0)
+    return _square(x[:, 0] - centre) * 2 * k / total * np.exp(-2 * k)
+
+
+def _square(x: Any) -> Array:
+    return np.einsum("...i,...i->...", x, x)
+
+
+def _dot(a: Array, b: Array) -> Array:
+    return np.einsum("rti,rti->r", a, b)
