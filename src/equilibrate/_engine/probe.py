@@ -209,7 +209,7 @@ class Probe:
         if entries[-1].skips is not None:
             self.skips.settled = entries[-1].skips[1]
         if self.tally is not None:
-            self.tally += rows[:, self._series : 2 * self._series].sum()
+            self.tally += rows[:, self.series : 2 * self.series].sum()
         first = 0
         for i, entry in enumerate([*self._entries, None]):
             if entry is None or not entry.steps:  # a measurement that only begins an interval
