@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from equilibrate import Reading
+from equilibrate.estimates import Estimate
+from equilibrate.gains import Forecast, Losses
+from equilibrate.rules import Gain
+
 ROOT = Path(__file__).parents[1]
 FIGURE = ROOT / "docs" / "figures" / "forecast.png"
 PAGE = ROOT / "docs" / "forecast.md"
@@ -67,10 +72,27 @@ def points(record: dict[str, Any]) -> Iterator[Point]:
             )
 
 
-def read(out: Path) -> list[Point]:
-    """Return all points of all runs."""
-    records = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
-    return [point for record in records for point in points(record)]
+def read(out: Path) -> list[dict[str, Any]]:
+    """Return the records of all runs."""
+    return [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+
+
+def acted(record: dict[str, Any], rule: Gain) -> int | None:
+    """Return the step after which a rule would have lowered the rate of the trunk, if any."""
+    rows = record["trunk"]
+    for k, row in enumerate(rows, start=1):
+        forecasts = tuple(
+            Forecast(int(horizon), Estimate(value, stderr, dof=19), row["step"])
+            for horizon, (value, stderr, _) in (
+                (h, numbers) for h, numbers in row["forecasts"].items() if numbers
+            )
+            if not math.isnan(value)
+        )
+        losses = Losses(0, tuple(r["step"] for r in rows[:k]), tuple(r["loss"] for r in rows[:k]))
+        reading = Reading(row["step"], 1, 1.0, 1.0, 0.1, forecasts=forecasts, losses=losses)
+        if rule.judge(reading).act:
+            return row["step"]
+    return None
 
 
 def groups(found: list[Point]) -> Iterator[tuple[tuple[str, int, int], list[Point]]]:
@@ -127,47 +149,57 @@ def _range(groups: list[list[Point]], top: str, bottom: str) -> str:
     return f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def draw(found: list[Point], path: Path) -> None:
-    """Draw what was gained over staying against forecasts and averaged weights."""
-    import matplotlib.pyplot as plt
+PANELS = [
+    ("forecast", "over_staying", "forecast", "gained over staying"),
+    (
+        "averaged",
+        "over_staying",
+        "gain at averaged weights (rival)",
+        "gained over staying",
+    ),
+    ("forecast", "total", "forecast + what staying gained", "gained in all"),
+]
 
-    figure, axes = plt.subplots(1, 3, figsize=(11, 4), sharex=True, sharey=True)
-    panels = [
-        ("forecast", "over_staying", "forecast", "gained over staying"),
-        ("averaged", "over_staying", "gain at averaged weights (a forward pass)", ""),
-        ("forecast", "total", "forecast + what staying gained", "gained in all"),
-    ]
-    top = 1.15 * max(max(p.total, p.forecast + p.staying) for p in found)
-    for axis, (x, y, xlabel, ylabel) in zip(axes, panels, strict=True):
-        axis.plot([0, top], [0, top], color="0.6", lw=1, zorder=0)
+
+def draw(found: list[Point], path: Path) -> None:
+    """Draw what was gained over staying against forecasts and averaged weights, and in all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.1), layout="constrained")
+    FigureCanvasAgg(figure)
+    short, long = sorted({p.horizon for p in found})
+    for axes, (x, y, xlabel, ylabel) in zip(figure.subplots(1, 3), PANELS, strict=True):
+        top = 0.0
         for i, (model, title) in enumerate(TITLES.items()):
-            for horizon, marker in ((150, "o"), (400, "s")):
+            for horizon, marker in ((short, "o"), (long, "s")):
                 chosen = [p for p in found if (p.model, p.horizon) == (model, horizon)]
-                extra = [p.staying if y == "total" else 0.0 for p in chosen]
-                axis.errorbar(
-                    [getattr(p, x) + e for p, e in zip(chosen, extra, strict=True)],
-                    [getattr(p, y) for p in chosen],
+                values = [getattr(p, x) + (p.staying if y == "total" else 0.0) for p in chosen]
+                gained = [getattr(p, y) for p in chosen]
+                top = max([top, *values, *gained])
+                axes.errorbar(
+                    values, gained,
                     xerr=[p.margin for p in chosen] if x == "forecast" else None,
-                    fmt=marker, ms=4, lw=0.8, alpha=0.8, color=f"C{i}",
-                    label=f"{title}" if horizon == 150 else None,
-                    mfc="none" if horizon == 400 else None,
+                    fmt=marker, markersize=4, linewidth=0.8, alpha=0.8, color=f"C{i}",
+                    label=title if horizon == short and chosen else None,
+                    markerfacecolor="none" if horizon == long else None,
                 )  # fmt: skip
-        axis.set(xlabel=xlabel, ylabel=ylabel or axis.get_ylabel())
-    axes[0].set(xlim=(0, top), ylim=(0, top))
-    axes[1].set_ylabel("gained over staying")
-    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+        axes.axline((0, 0), slope=1, color="0.6", linewidth=1, zorder=0)
+        axes.set(xlabel=xlabel, ylabel=ylabel, xlim=(0, 1.08 * top), ylim=(0, 1.08 * top))
+        axes.set_aspect("equal")
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
     figure.suptitle(
-        "Linear cooldowns over 150 (filled) and 400 steps (open), training loss", size=10
+        f"Decrease of the training loss: linear cooldowns over {short} (filled) and {long} steps",
+        fontsize=10,
     )
-    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def main(out: Path) -> None:
     """Print the tables, put them into the page if it has a place for them, and draw the figure."""
-    found = read(out)
+    records = read(out)
+    found = [point for record in records for point in points(record)]
     if not found:
         raise SystemExit(f"{out} holds no finished branch")
     draw(found, FIGURE)
@@ -178,4 +210,8 @@ def main(out: Path) -> None:
         place = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
         page = re.sub(place, lambda m, text=text: f"{m[1]}{text}\n{m[2]}", page, flags=re.S)
     PAGE.write_text(page)
+    for record in records:
+        steps = [acted(record, rule) for rule in (Gain(), Gain(total_steps=6000))]
+        name = f"{TITLES[record['model']]}, seed {record['seed']}"
+        print(f"{name}: Gain() acts at step {steps[0]}, with total_steps=6000 at {steps[1]}")
     print(f"written to {FIGURE.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")
