@@ -187,7 +187,7 @@ def draw(found: list[Point], path: Path) -> None:
         axes.axline((0, 0), slope=1, color="0.6", linewidth=1, zorder=0)
         axes.set(xlabel=xlabel, ylabel=ylabel, xlim=(0, 1.08 * top), ylim=(0, 1.08 * top))
         axes.set_aspect("equal")
-    figure.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower right")
     figure.suptitle(
         f"Decrease of the training loss: linear cooldowns over {short} (filled) and {long} steps",
         fontsize=10,

@@ -109,13 +109,15 @@ class TorchMeans:
         # One tensor after the other, so that it is still in the cache for the next mean.
         for p, g, *means in zip(params, gradients, *self._means, strict=True):
             theta = p if p.dtype is self._dtype else p.to(self._dtype)
-            if g is None:
+            vector = g if g is None or g.dtype is self._dtype else g.to(self._dtype)
+            if vector is None:
                 zero = torch.zeros((), dtype=self._dtype, device=p.device) if zero is None else zero
                 cells += [zero] * (1 + len(means))
             else:
-                vector = g if g.dtype is self._dtype else g.to(self._dtype)
-                cells += [dot(theta, vector), *(dot(m, vector) for m in means)]
+                cells.append(dot(theta, vector))
             for m, share in zip(means, shares, strict=True):
+                if vector is not None:
+                    cells.append(dot(m, vector))
                 m.lerp_(theta, share)
         torch.mv(self._matrix, torch.stack(cells).double(), out=out)
 
