@@ -301,7 +301,8 @@ class Forecaster:
 
     def _before(self) -> None:
         lr = self._optimizer.param_groups[0].get("lr")
-        self._idle = (lr == 0 or type(lr) is not float) and is_idle(self._optimizer)
+        # A tensor on a device must not be compared here.
+        self._idle = (type(lr) is not float or lr == 0) and is_idle(self._optimizer)
         self._measured = not self._idle and (self._step - self._start) % self.every == 0
         if not self._measured:
             return

@@ -1,0 +1,81 @@
+"""A forecaster on a GPU: no step waits for it, and forecasts are a CPU's."""
+
+import pytest
+import torch
+from torch import nn
+
+import equilibrate as eq
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, weight_decay=0.01),
+    "fused AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "learning rate tensor": lambda p: torch.optim.SGD(
+        p, lr=torch.tensor(0.02, device=p[0].device), foreach=False
+    ),
+}
+
+
+def forecasts(name, device, closure=False):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 16, 8), nn.Tanh())
+    model = model.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    optimizer = OPTIMIZERS[name](list(model.parameters()))
+    forecaster = eq.Forecaster(optimizer, (16, 40), every=4)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(150, 8, 3, 6, 6, generator=generator).to(device)
+
+    def evaluate(x):
+        optimizer.zero_grad()
+        loss = (model(x) - x.mean((1, 2, 3))[:, None]).square().mean()
+        loss.backward()
+        return loss
+
+    for t, x in enumerate(inputs):
+        # The first steps compile kernels and create the state of the optimizer.
+        mode = "error" if device == "cuda" and t > 10 else "default"
+        torch.cuda.set_sync_debug_mode(mode)
+        if closure:
+            optimizer.step(lambda x=x: evaluate(x))
+        else:
+            evaluate(x)
+            optimizer.step()
+    torch.cuda.set_sync_debug_mode("default")
+    return [f.gain.value for f in forecaster.forecasts()]
+
+
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_step_waits_and_forecasts_are_those_of_a_cpu(name, closure):
+    found, expected = (forecasts(name, device, closure) for device in ("cuda", "cpu"))
+    assert found == pytest.approx(expected, rel=0.02, abs=1e-6)
+
+
+def test_a_graph_is_read_in_explicit_blocks():
+    p = nn.Parameter(torch.ones(64, device="cuda"))
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    forecaster = eq.Forecaster(optimizer, (16,), every=4)
+    noise = torch.randn(64, device="cuda")
+    p.grad = torch.zeros_like(p)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        p.grad.copy_(p + noise)
+        p.sub_(0.1 * p.grad)
+    match, mean, count, samples = eq.solvable.exponential_match(16, 4), None, 0, []
+    b = 2 ** (-4 / match.half_life)
+    for t in range(80):
+        noise.normal_()
+        before = p.detach().double().cpu()
+        with forecaster.measure():
+            graph.replay()
+        if t % 4 == 0:
+            count += 1
+            if mean is not None:
+                samples.append(((before - mean) @ p.grad.double().cpu()).item())
+            share = (1 - b) / (1 - b**count)
+            mean = before if mean is None else mean + share * (before - mean)
+    expected = match.factor / 2 * sum(samples[9:]) / len(samples[9:])
+    assert forecaster.forecasts()[0].gain.value == pytest.approx(expected, rel=1e-4)
