@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 import equilibrate as eq
-from equilibrate.forecast import _average
-from equilibrate.gains import Forecast, Losses
+from equilibrate.gains import Forecast, Losses, average
 from equilibrate.rules import Gain
 from equilibrate.solvable import Quadratic, exponential_match, lagged_excess
 
@@ -109,7 +108,7 @@ def _acted(losses: np.ndarray, samples: np.ndarray, epoch: int) -> float:
             continue
         first = max(HORIZON, t // 2, t - 8 * HORIZON)
         chosen = samples[math.ceil(first / EVERY) : math.ceil(t / EVERY)]
-        forecast = Forecast(HORIZON, _average(chosen.tolist()), t)
+        forecast = Forecast(HORIZON, average(chosen.tolist()), t)
         history = Losses(0, tuple(range(epoch, t + 1, epoch)), tuple(means[:k].tolist()))
         reading = eq.Reading(t, 1, 1.0, 1.0, LR, forecasts=(forecast,), losses=history)
         if rule.judge(reading).act:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import equilibrate as eq
-from equilibrate.forecast import _average
+from equilibrate.gains import average
 from equilibrate.solvable import (
     Quadratic,
     cooldown_gain,
@@ -164,7 +164,7 @@ def test_error_bars_cover_the_mean(batches, momentum):
         exact = 2 * lagged_excess(model, match.half_life, every)
         assert truth == pytest.approx(exact, abs=4 * series.mean(1).std().item() / 20)
         truth = exact
-    covered = np.mean([_average(row.tolist()).covers(truth) for row in series])
+    covered = np.mean([average(row.tolist()).covers(truth) for row in series])
     assert 0.93 <= covered <= 0.97
 
 
@@ -319,7 +319,7 @@ def test_a_copy_goes_on_with_its_own_optimizer():
     assert (copied.step, forecaster.step) == (71, 70)
 
 
-def test_a_changed_learning_rate_begins_a_new_average():
+def test_a_changed_learning_rate_begins_a_newaverage():
     model, naive = small_model(), Naive()
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     forecaster = eq.Forecaster(optimizer, HORIZONS, every=4)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,13 +15,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from equilibrate._engine.closures import watch_closures
 from equilibrate._engine.hooks import attach, is_idle, unwrap
+from equilibrate._engine.horizons import Pairs, given_mean, own_means, pair_up
 from equilibrate._engine.parameters import check_parameters
 from equilibrate._engine.regime import Rates
 from equilibrate._engine.sharding import Layout, as_dtensor, local
 from equilibrate._engine.tracker import Tracker
 from equilibrate.estimates import Estimate
-from equilibrate.gains import Forecast, blocks
-from equilibrate.solvable.cooldown import Match, exponential_match
+from equilibrate.gains import Forecast, average
+from equilibrate.solvable.cooldown import Match
 
 _WINDOW = 8
 """Horizons that are averaged over at most."""
@@ -30,10 +30,7 @@ _ROWS = 4096
 """Samples that are kept at most."""
 _FEWEST = 8
 """Samples without which there is no error bar."""
-_HALF_LIFE = 0.242
-"""Half-life of the mean that fits a cooldown, relative to its length, if it moves every step."""
 _NO_GRAD = torch.no_grad()
-Pairs = Iterable[tuple[Tensor, Tensor]]
 
 
 class Forecaster:
@@ -109,13 +106,11 @@ class Forecaster:
         self._averaged = averaged
         self._half_life = half_life
         self._matches = (
-            _own_means(horizons, every)
-            if averaged is None
-            else {_fitting_horizon(horizons, half_life): _given_mean(half_life)}
+            own_means(horizons, every) if averaged is None else given_mean(horizons, half_life)
         )
         if averaged is None and half_life is not None:
             raise ValueError("half_life is that of averaged: leave it out without one")
-        self._given = None if averaged is None else _pair_up(averaged, self._optimizer)
+        self._given = None if averaged is None else pair_up(averaged, self._optimizer)
         self._trackers: list[Tracker] = []
         self._step = 0
         self._deferred = False
@@ -419,7 +414,7 @@ class Forecaster:
             return none("gradient scaling has skipped almost every step")
         if not values.isfinite().all():
             return none("gradients were not finite")
-        return Forecast(horizon, _average(values.tolist()), self._step)
+        return Forecast(horizon, average(values.tolist()), self._step)
 
     def _means(self) -> list[list[Tensor]]:
         """Return the means in the order of the parameters, distributed as these are."""
@@ -431,23 +426,6 @@ class Forecaster:
                 )
         params = [p for group in self._optimizer.param_groups for p in group["params"]]
         return [[mean[id(p)] for p in params] for mean in found if mean]
-
-
-def _average(samples: Sequence[float]) -> Estimate:
-    """Return the mean of samples, whose error is that of the mean of blocks of them.
-
-    Samples have the noise of single mini-batches, which is independent from step to step, and are
-    correlated by the motion of the parameters over no more than the horizon.
-    """
-    means = blocks(samples)
-    used = len(samples) // len(means) * len(means)
-    return Estimate(
-        float(np.mean(samples)),
-        float(means.std(ddof=1)) / math.sqrt(len(means) * len(samples) / used),
-        dof=len(means) - 1,
-        count=len(samples),
-        method=f"{len(means)} blocks of {len(samples) // len(means)} samples",
-    )
 
 
 def _like(param: Tensor, part: Tensor) -> Tensor:
@@ -463,84 +441,3 @@ def _like(param: Tensor, part: Tensor) -> Tensor:
         shape=param.shape,
         stride=param.stride(),
     )
-
-
-def _own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
-    """Return how to read each horizon from a mean of its own.
-
-    Raises:
-        ValueError: If there is none, or one is too short.
-    """
-    chosen = (150, 400) if horizons is None else tuple(horizons)
-    if not chosen:
-        raise ValueError("horizons is empty: pass lengths of cooldowns, such as (150, 400)")
-    for horizon in chosen:
-        if not isinstance(horizon, int) or horizon < 4 * every:
-            raise ValueError(
-                f"horizons must be whole numbers of steps, at least 4 * every = {4 * every}, got "
-                f"{horizon}"
-            )
-    return {horizon: exponential_match(horizon, every) for horizon in chosen}
-
-
-def _fitting_horizon(horizons: Sequence[int] | None, half_life: float | None) -> int:
-    """Return the cooldown that a mean of somebody else forecasts.
-
-    Raises:
-        ValueError: If horizons are given too, or the half-life is not.
-    """
-    if horizons is not None:
-        raise ValueError("horizons and averaged exclude each other: half_life determines the one")
-    if half_life is None or not half_life >= 2:
-        raise ValueError(
-            "half_life must be given with averaged, at least 2 steps: log(2)/(1 − decay) for an "
-            f"average with a decay close to 1, got {half_life}"
-        )
-    return round(half_life / _HALF_LIFE)
-
-
-def _given_mean(half_life: float | None) -> Match:
-    """Return how to read a mean that includes the parameters before the step."""
-    assert half_life is not None
-    match = exponential_match(round(half_life / _HALF_LIFE))
-    return Match(half_life, match.factor * 2 ** (1 / half_life), match.error)
-
-
-def _pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, Tensor]:
-    """Return the average of each parameter of the optimizer by its identity.
-
-    Raises:
-        TypeError: If `averaged` is neither a model nor pairs.
-        ValueError: If a parameter has no average, or one of another shape.
-    """
-    groups = optimizer.param_groups
-    params = [p for group in groups for p in group["params"]]
-    if isinstance(averaged, AveragedModel):
-        names = [name for group in groups for name in group.get("param_names", [])]
-        if len(names) == len(params):
-            own = dict(averaged.module.named_parameters())
-            pairs = [(p, own[name]) for p, name in zip(params, names, strict=True) if name in own]
-        elif len(groups) == 1:
-            pairs = list(zip(params, averaged.module.parameters(), strict=False))
-        else:
-            raise ValueError(
-                "the parameters of averaged cannot be told apart, since the optimizer has several "
-                "groups and no names: pass averaged=zip(model.parameters(), "
-                "averaged.module.parameters())"
-            )
-    else:
-        try:
-            pairs = [(p, m) for p, m in averaged]
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                "averaged must be an AveragedModel, or pairs of a parameter and its average, got "
-                f"{type(averaged).__name__}: pass zip(model.parameters(), ema.parameters())"
-            ) from error
-    found = {id(p): m for p, m in pairs}
-    for p in params:
-        if id(p) not in found or found[id(p)].shape != p.shape:
-            raise ValueError(
-                f"averaged has no average for a parameter of shape {tuple(p.shape)}: pass "
-                "averaged=zip(model.parameters(), averaged.module.parameters())"
-            )
-    return {id(p): found[id(p)] for p in params}

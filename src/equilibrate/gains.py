@@ -147,6 +147,29 @@ def blocks(series: Sequence[float]) -> np.ndarray:
     return values[len(values) % length :].reshape(-1, length).mean(1)
 
 
+def average(samples: Sequence[float]) -> Estimate:
+    """Estimate the mean of the samples of a forecast, with the error of the mean of their blocks.
+
+    Samples have the noise of single mini-batches, which is independent from step to step, and are
+    correlated by the motion of the parameters over no more than the horizon.
+
+    Args:
+        samples: At least two samples, in the order of time.
+
+    Returns:
+        The estimate.
+    """
+    means = blocks(samples)
+    used = len(samples) // len(means) * len(means)
+    return Estimate(
+        float(np.mean(samples)),
+        float(means.std(ddof=1)) / math.sqrt(len(means) * len(samples) / used),
+        dof=len(means) - 1,
+        count=len(samples),
+        method=f"{len(means)} blocks of {len(samples) // len(means)} samples",
+    )
+
+
 def _regress(x: np.ndarray, y: np.ndarray) -> Estimate:
     """Return the slope of a straight line through points, with its error."""
     count = len(x)

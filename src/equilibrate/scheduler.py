@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from equilibrate._engine.hooks import unwrap
-from equilibrate._engine.recorder import Recorder, check_loss
+from equilibrate._engine.loss_record import LossRecord, check_loss
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of
@@ -151,7 +151,7 @@ class FDRScheduler(LRScheduler):
         self.monitor = monitor
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
         self.forecaster = _forecaster(forecaster, optimizer, needs, every)
-        self._losses = Recorder() if "losses" in needs else None
+        self._losses = LossRecord() if "losses" in needs else None
         self.factor = factor
         self.min_steps = min_steps
         self.min_lr = min_lr

@@ -14,7 +14,7 @@ from equilibrate.gains import Losses
 _CAPACITY = 512
 
 
-class Recorder:
+class LossRecord:
     """Losses handed over during training, and how many steps had been made each time.
 
     When `_CAPACITY` entries are stored, neighbours are merged into their means. If the default

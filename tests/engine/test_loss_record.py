@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from equilibrate._engine import recorder
-from equilibrate._engine.recorder import Recorder
+from equilibrate._engine import loss_record
+from equilibrate._engine.loss_record import LossRecord
 
 
 def test_losses_and_steps():
-    record = Recorder()
+    record = LossRecord()
     record.restart(10)
     record.add(15, 2.0)
     record.add(20, torch.tensor(1.5, requires_grad=True))
@@ -20,8 +20,8 @@ def test_losses_and_steps():
 
 
 def test_neighbours_are_merged_when_the_memory_is_full(monkeypatch):
-    monkeypatch.setattr(recorder, "_CAPACITY", 8)
-    record = Recorder()
+    monkeypatch.setattr(loss_record, "_CAPACITY", 8)
+    record = LossRecord()
     for step in range(1, 22):
         record.add(step, float(step))
     losses = record.losses()
@@ -33,7 +33,7 @@ def test_neighbours_are_merged_when_the_memory_is_full(monkeypatch):
 
 
 def test_state_is_restored(tmp_path):
-    record, other = Recorder(), Recorder()
+    record, other = LossRecord(), LossRecord()
     record.restart(3)
     for step in range(600):
         record.add(step, torch.tensor(float(step)))

@@ -1,0 +1,93 @@
+"""Which mean of the parameters forecasts which cooldown, and averages that somebody else keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from equilibrate.solvable.cooldown import Match, exponential_match
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+_HALF_LIFE = 0.242
+"""Half-life of the mean that fits a cooldown, relative to its length, if it moves every step."""
+
+
+def own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
+    """Return how to read each horizon from a mean of its own.
+
+    Raises:
+        ValueError: If there is none, or one is too short.
+    """
+    chosen = (150, 400) if horizons is None else tuple(horizons)
+    if not chosen:
+        raise ValueError("horizons is empty: pass lengths of cooldowns, such as (150, 400)")
+    for horizon in chosen:
+        if not isinstance(horizon, int) or horizon < 4 * every:
+            raise ValueError(
+                f"horizons must be whole numbers of steps, at least 4 * every = {4 * every}, got "
+                f"{horizon}"
+            )
+    return {horizon: exponential_match(horizon, every) for horizon in chosen}
+
+
+def given_mean(horizons: Sequence[int] | None, half_life: float | None) -> dict[int, Match]:
+    """Return which cooldown a mean of somebody else forecasts, and how to read it.
+
+    It moves at every step, and includes the parameters before the step that is sampled.
+
+    Raises:
+        ValueError: If horizons are given too, or the half-life is not.
+    """
+    if horizons is not None:
+        raise ValueError("horizons and averaged exclude each other: half_life determines the one")
+    if half_life is None or not half_life >= 2:
+        raise ValueError(
+            "half_life must be given with averaged, at least 2 steps: log(2)/(1 − decay) for an "
+            f"average with a decay close to 1, got {half_life}"
+        )
+    horizon = round(half_life / _HALF_LIFE)
+    match = exponential_match(horizon)
+    return {horizon: Match(half_life, match.factor * 2 ** (1 / half_life), match.error)}
+
+
+def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, Tensor]:
+    """Return the average of each parameter of the optimizer by its identity.
+
+    Raises:
+        TypeError: If `averaged` is neither a model nor pairs.
+        ValueError: If a parameter has no average, or one of another shape.
+    """
+    groups = optimizer.param_groups
+    params = [p for group in groups for p in group["params"]]
+    if isinstance(averaged, AveragedModel):
+        names = [name for group in groups for name in group.get("param_names", [])]
+        if len(names) == len(params):
+            own = dict(averaged.module.named_parameters())
+            pairs = [(p, own[name]) for p, name in zip(params, names, strict=True) if name in own]
+        elif len(groups) == 1:
+            pairs = list(zip(params, averaged.module.parameters(), strict=False))
+        else:
+            raise ValueError(
+                "the parameters of averaged cannot be told apart, since the optimizer has several "
+                "groups and no names: pass averaged=zip(model.parameters(), "
+                "averaged.module.parameters())"
+            )
+    else:
+        try:
+            pairs = [(p, m) for p, m in averaged]
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                "averaged must be an AveragedModel, or pairs of a parameter and its average, got "
+                f"{type(averaged).__name__}: pass zip(model.parameters(), ema.parameters())"
+            ) from error
+    found = {id(p): m for p, m in pairs}
+    for p in params:
+        if id(p) not in found or found[id(p)].shape != p.shape:
+            raise ValueError(
+                f"averaged has no average for a parameter of shape {tuple(p.shape)}: pass "
+                "averaged=zip(model.parameters(), averaged.module.parameters())"
+            )
+    return {id(p): found[id(p)] for p in params}
