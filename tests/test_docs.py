@@ -11,6 +11,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.8 passes it in SequentialLR
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_examples_run_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

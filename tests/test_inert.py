@@ -29,6 +29,8 @@ OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
 }
+if not hasattr(torch.optim, "Muon"):  # torch 2.8
+    del OPTIMIZERS["Muon"]
 
 
 def trained(make, watch, every=1):

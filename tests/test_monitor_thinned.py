@@ -25,6 +25,8 @@ OTHERS = {
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
     "Muon": lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=1e-2),
 }
+if not hasattr(torch.optim, "Muon"):  # torch 2.8
+    del OTHERS["Muon"]
 
 
 def gradients(params, generator, scale=1.0):

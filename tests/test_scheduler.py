@@ -104,6 +104,7 @@ def test_it_multiplies_the_current_learning_rate():
     assert run.lrs() == [0.1]
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.8 passes it in SequentialLR
 def test_it_chains_after_warm_up():
     run = Balanced(lrs=(0.8,), factor=0.5)
     warm_up = LinearLR(run.optimizer, start_factor=0.25, total_iters=3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -11,8 +13,6 @@ from torch import Tensor
 
 Batch = tuple[Tensor, Tensor]
 """(inputs, targets), with the examples on the first axis."""
-Gradient = list[Tensor]
-"""One tensor for each parameter."""
 
 _EXAMPLES = 16
 _TOLERANCE = 1e-2
@@ -20,6 +20,8 @@ _TOLERANCE = 1e-2
 BatchNorm or dropout on a loss or on its gradient."""
 _REPEATED_TOLERANCE = 1e-3
 """For the same computation done twice, which atomic additions on a GPU may change by rounding."""
+_SMALLEST = 1e-4
+"""Smaller losses are compared with this value, because of their rounding errors."""
 
 
 def representative_examples(batch: Batch, count: int = _EXAMPLES) -> Batch:
@@ -52,10 +54,11 @@ def require_mean_loss(
 ) -> None:
     """Require that the loss of a batch is deterministic and is the mean over its examples.
 
-    The loss and its gradient over all examples are compared with the means over the examples one by
-    one. The gradients matter: where the loss is the same for all examples, as it often is at
-    initialization, its value does not depend on class weights. Each example is used twice, because
-    some models do not accept a batch of one example. A loss that is not finite is not checked.
+    For each two successive examples, the loss and the gradient of both together are compared with
+    the means over each by itself. The gradients matter: where the loss is the same for all
+    examples, as it often is at initialization, its value does not depend on class weights. Each
+    example is used twice, because some models do not accept a batch of one example. A loss that is
+    not finite is not checked.
 
     Args:
         loss: Maps a batch to its loss.
@@ -69,16 +72,16 @@ def require_mean_loss(
     Example:
         >>> w = torch.ones(2, requires_grad=True)
         >>> examples = torch.randn(4, 2), torch.randn(4)
-        >>> require_mean_loss(
-        ...     lambda batch: (batch[0] @ w - batch[1]).square().mean(), [w], examples
-        ... )
+        >>> def loss(batch):
+        ...     return (batch[0] @ w - batch[1]).square().mean()
+        >>> require_mean_loss(loss, [w], examples)
     """
     inputs, targets = examples
-    pairs = [torch.full((2,), i) for i in range(len(inputs))]
-    pairs = pairs if len(pairs) > 1 else 2 * pairs
+    places = list(range(len(inputs))) if len(inputs) > 1 else [0, 0]
 
-    def evaluate(chosen: Tensor) -> tuple[float, Gradient]:
-        value = loss((inputs[chosen.to(inputs.device)], targets[chosen.to(targets.device)]))
+    def evaluate(*chosen: int) -> _Evaluation:
+        index = torch.tensor(chosen).repeat(2)
+        value = loss((inputs[index.to(inputs.device)], targets[index.to(targets.device)]))
         if not isinstance(value, Tensor) or value.ndim != 0:
             is_tensor = isinstance(value, Tensor)
             got = f"shape {tuple(value.shape)}" if is_tensor else type(value).__name__
@@ -86,50 +89,60 @@ def require_mean_loss(
                 f"loss must return a scalar tensor, the mean over the examples, got {got}: use "
                 "reduction='mean'"
             )
-        return value.item(), _gradient(value, parameters)
+        return _Evaluation(value.item(), _gradient(value, parameters))
 
     # Random layers draw from the global generators, which must not be advanced here.
     devices = {p.device for p in parameters if p.device.type == "cuda"}
     with torch.enable_grad(), torch.random.fork_rng(devices=list(devices)):
-        (value, whole), (again, repeated) = evaluate(torch.cat(pairs)), evaluate(torch.cat(pairs))
-        changed = _norm(_minus(whole, repeated))
-        mean = size = 0.0
-        for pair in pairs:  # `whole` becomes the difference from the mean over the pairs
-            one, gradient = evaluate(pair)
-            mean += one / len(pairs)
-            size += _norm(gradient) / len(pairs)
-            whole = _minus(whole, gradient, 1 / len(pairs))
-    if not math.isfinite(value + again + mean + size):
-        return
-    changed, different = (norm / size if size else 0.0 for norm in (changed, _norm(whole)))
-    if not _is_close(value, again, _REPEATED_TOLERANCE) or changed > _REPEATED_TOLERANCE:
-        raise ValueError(
-            f"the loss of the same examples was {value:.6g} and then {again:.6g}, and its gradient "
-            f"changed by {changed:.2%}: the model must be deterministic; call model.eval(), or "
-            "remove its random layers and functions"
-        )
-    if not _is_close(value, mean, _TOLERANCE) or different > _TOLERANCE:
-        raise ValueError(
-            f"the loss of {2 * len(pairs)} examples is {value:.6g}, but the mean over the same "
-            f"examples one by one is {mean:.6g}, and the gradients differ by {different:.2%}: the "
-            "loss must be a mean over independent examples; use reduction='mean' without class "
-            "weights, and model.eval() for layers that mix the examples of a batch"
-        )
+        once, again = evaluate(*places), evaluate(*places)
+        changed = once.difference(again)
+        if changed > _REPEATED_TOLERANCE:
+            raise ValueError(
+                f"the loss of the same examples was {once.value:.6g} and then {again.value:.6g}, "
+                f"and its gradient changed by {changed:.2%}: the model must be deterministic; call "
+                "model.eval(), or remove its random layers and functions"
+            )
+        before = evaluate(places[0])
+        for last, place in pairwise(places):
+            after = evaluate(place)
+            both, mean = evaluate(last, place), before.mean(after)
+            different = mean.difference(both, before.norm + after.norm)
+            if different > _TOLERANCE:
+                raise ValueError(
+                    f"the loss of two examples is {both.value:.6g}, but the mean over each of them "
+                    f"is {mean.value:.6g}, and the gradients differ by {different:.2%}: the loss "
+                    "must be a mean over independent examples; use reduction='mean' without class "
+                    "weights, and model.eval() for layers that mix the examples of a batch"
+                )
+            before = after
 
 
-def _gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Gradient:
+@dataclass(frozen=True)
+class _Evaluation:
+    """The loss of a batch and its gradient, with one tensor for each parameter."""
+
+    value: float
+    gradient: list[Tensor]
+
+    @property
+    def norm(self) -> float:
+        return math.hypot(*(g.norm().item() for g in self.gradient))
+
+    def mean(self, other: _Evaluation) -> _Evaluation:
+        gradient = [(a + b) / 2 for a, b in zip(self.gradient, other.gradient, strict=True)]
+        return _Evaluation((self.value + other.value) / 2, gradient)
+
+    def difference(self, other: _Evaluation, twice_the_size: float | None = None) -> float:
+        """Return the larger one of the relative differences of value and gradient, 0 if nan."""
+        pairs = zip(self.gradient, other.gradient, strict=True)
+        norm = math.hypot(*((a - b).norm().item() for a, b in pairs))
+        size = (self.norm + other.norm if twice_the_size is None else twice_the_size) / 2
+        value = abs(self.value - other.value) / max(abs(self.value), _SMALLEST)
+        found = max(value, norm / size if size else 0.0)
+        return 0.0 if math.isnan(found) else found
+
+
+def _gradient(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     if not loss.requires_grad:
         return []
     return list(torch.autograd.grad(loss, list(parameters), materialize_grads=True))
-
-
-def _minus(gradient: Gradient, other: Gradient, weight: float = 1.0) -> Gradient:
-    return [g - weight * o for g, o in zip(gradient, other, strict=True)]
-
-
-def _norm(gradient: Gradient) -> float:
-    return math.hypot(*(g.norm().item() for g in gradient))
-
-
-def _is_close(a: float, b: float, tolerance: float) -> bool:
-    return math.isclose(a, b, rel_tol=tolerance, abs_tol=1e-6)

@@ -4,7 +4,7 @@ import math
 import warnings
 
 import pytest
-from support import checkpointed
+from support import checkpointed, sharded
 
 RELATIVE = 1e-9
 
@@ -32,6 +32,8 @@ def assert_continues(result, expected):
     [("FSDP2", "sgd"), ("FSDP2", "adamw"), ("FSDP2 and TP", "momentum")],
 )
 def test_a_run_continues_on_another_number_of_processes(processes, strategy, kind, tmp_path):
+    if "TP" in strategy and sharded.TORCH < (2, 13):
+        pytest.skip("torch 2.9 and older continue such a run differently without a monitor, too")
     folder = str(tmp_path)
     results = processes.run(checkpointed.interrupted, strategy, kind, folder)
     assert all(repr(result) == repr(results[0]) for result in results)

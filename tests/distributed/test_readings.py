@@ -41,6 +41,8 @@ def expected():
 @pytest.mark.parametrize("strategy", sharded.STRATEGIES)
 def test_sharded_readings_equal_those_of_a_single_process(processes, expected, strategy):
     kinds = ["momentum", "adamw"] if "offloaded" in strategy else list(sharded.OPTIMIZERS)
+    if strategy == "TP, sequence" and sharded.TORCH < (2, 9):
+        kinds = ["sgd", "adamw"]
     results = processes.run(sharded.readings, strategy, STEPS, kinds)
     for found in results:
         assert same(found, results[0])
@@ -86,6 +88,7 @@ def test_data_parallel_readings_need_no_communication(processes, expected, kind,
     assert_equal(results[0][0], expected[kind, every])
 
 
+@pytest.mark.skipif(sharded.TORCH < (2, 9), reason="FSDP2 of torch 2.8 sums gradients here")
 def test_single_precision_readings_equal_those_of_a_single_process(processes):
     kinds = ["sgd", "momentum"]
     results = processes.run(sharded.readings, "FSDP2", STEPS, kinds, torch.float32)
@@ -119,7 +122,8 @@ def test_a_reading_takes_one_small_reduction_for_each_group(processes, strategy,
 @pytest.mark.parametrize("first_whole", [False, True], ids=["always", "later"])
 @pytest.mark.parametrize("every", [1, 4])
 def test_partial_gradients_are_added_up(processes, every, first_whole):
-    for kind in sharded.OPTIMIZERS:
+    kinds = ["sgd", "adamw"] if sharded.TORCH < (2, 9) else sharded.OPTIMIZERS
+    for kind in kinds:
         results = processes.run(sharded.partial_gradients, kind, every, STEPS, first_whole)
         for found, expected in results:
             assert_equal(found, expected, relative=1e-5)

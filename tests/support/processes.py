@@ -64,6 +64,7 @@ def _serve(connection: Connection) -> None:
 
     torch.set_num_threads(1)
     warnings.filterwarnings("error", module="equilibrate")
+    warnings.filterwarnings("ignore", message="Deallocating Tensor")  # FSDP1 of torch 2.8
     while True:
         try:
             function, args, rank, size, store = connection.recv()

@@ -31,6 +31,10 @@ import equilibrate as eq
 from equilibrate._engine import sharding
 
 BATCH = 8
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+"""The version of torch. Old ones train other parameters than a single process, with or without a
+monitor: 2.8 does not add up partial gradients for SGD with momentum, and its FSDP2 on gloo sums
+gradients in single precision; 2.8 and 2.9 continue two-dimensional sharding differently."""
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.02}),
     "momentum": (

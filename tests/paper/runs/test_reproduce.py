@@ -231,7 +231,7 @@ def test_figures_that_cannot_be_written_raise_and_keep_the_records(copy):
     shutil.rmtree(copy / "figures")
     (copy / "figures").touch()
     before = (copy / "records" / "mlp-initial.jsonl").read_bytes()
-    with pytest.raises(RunError, match="the recorded rows are safe"):
+    with pytest.raises(RunError, match="The recorded rows are safe: run the same"):
         reproduce(["1a"], out=copy, **SHORT)
     assert (copy / "records" / "mlp-initial.jsonl").read_bytes() == before
 

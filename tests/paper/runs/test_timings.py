@@ -1,26 +1,22 @@
 """Timings are saved once for each run and survive a full disk."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from equilibrate.paper.runs import timings
+from equilibrate.runlog.files import WriteError
 
 
-def test_full_disk_keeps_the_timings(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_timings(tmp_path, full_disk):
     timing = timings.Timing("a", 4, 10, 500, 2.0, "GPU", "2.11", "tf32")
     timings.save(tmp_path, timing)
-    real = Path.write_text
-
-    def half(self, text, **options):
-        real(self, text[: len(text) // 2], **options)
-        raise OSError("no space left")
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "write_text", half)
-        with pytest.raises(OSError, match="no space left"):
-            timings.save(tmp_path, replace(timing, run="b"))
+    size = (tmp_path / "timings.jsonl").stat().st_size
+    with (
+        full_disk(size + 10),
+        pytest.raises(WriteError, match=r"timings\.jsonl \(File too"),
+    ):
+        timings.save(tmp_path, replace(timing, run="b"))
     assert timings.load(tmp_path) == {"a": timing}
     timings.save(tmp_path, replace(timing, run="b"))
     timings.save(tmp_path, replace(timing, seconds=3.0))

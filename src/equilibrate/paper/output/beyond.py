@@ -146,7 +146,7 @@ def _times(axes: Axes, lrs: Array, estimates: Sequence[tuple[float, float, float
     axes.errorbar(
         lrs,
         mean,
-        yerr=[mean - low, high - mean] if seeds else None,
+        yerr=np.stack([mean - low, high - mean]).tolist() if seeds else None,
         fmt="o",
         ms=4,
         color="#222222",

@@ -18,6 +18,7 @@ from equilibrate.paper.runs.missing import run_missing
 from equilibrate.paper.runs.outputs import write_outputs
 from equilibrate.paper.runs.ranks import Ranks
 from equilibrate.report.claims import JudgedClaim
+from equilibrate.runlog.files import WriteError
 from equilibrate.runlog.lock import lock
 
 
@@ -145,6 +146,10 @@ def _locked(out: Path, ranks: Ranks) -> Iterator[None]:
 def _disk_errors(out: Path) -> Iterator[None]:
     try:
         yield
+    except WriteError as error:
+        raise RunError(
+            f"{error}. The recorded rows are safe: run the same command again"
+        ) from error
     except OSError as error:
         raise RunError(
             f"cannot write to {out} ({error.strerror or error}); the recorded rows are safe: free "
