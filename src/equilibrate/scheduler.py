@@ -111,7 +111,7 @@ class FDRScheduler(LRScheduler):
             )
         if monitor is None:
             trace = "trace" in needs
-            settings = {} if every is None else {"every": every}
+            settings: dict[str, Any] = {} if every is None else {"every": every}
             monitor = Monitor(optimizer, trace=trace, **settings)
         elif "trace" in needs and not monitor.traces:
             raise ValueError(
