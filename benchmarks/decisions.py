@@ -2,8 +2,9 @@
 
 Each rule watches the same runs of SGD on quadratics, of which the mean loss is known. τ is the
 excess of the mean loss over its stationary value, in units of the noise floor. A rule acts too
-early if τ > 0.05 when it acts. Its delay is counted from the moment τ falls to 0.05, in loss-relaxation
-times t_r = 1/(2ηh) of the slowest direction. Rules look at the end of each epoch, of half a t_r.
+early if τ > 0.05 when it acts. Its delay is counted from the moment τ falls to 0.05, in units of the
+loss-relaxation time t_r = 1/(2ηh) of the slowest direction. An epoch, after which rules look, is
+half a t_r.
 
 `Stationary` is the library's own code on the trace that its monitor would record. Its defaults were
 chosen on other seeds than those that are reported.
@@ -32,7 +33,7 @@ SWEEP = {
     f"{strictness:g}": Stationary(
         relaxations=7.0 * strictness,
         significance=4.0 * strictness**0.5,
-        diffusing=0.15 / strictness,
+        diffusing=0.12 / strictness,
     )
     for strictness in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3)
 }

@@ -135,8 +135,8 @@ class Stationary:
 
     relaxations: float = 7.0
     significance: float = 4.0
-    diffusing: float = 0.15
-    persistence: float = 1.15
+    diffusing: float = 0.12
+    persistence: float = 1.12
 
     def __post_init__(self) -> None:
         """Check the settings.
