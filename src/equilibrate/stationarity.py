@@ -140,9 +140,10 @@ def assess(positions: Array, free: Array) -> Assessment:
 
     Let y be the distance from the mean position. Its autocovariance C(l) = ⟨y_t·y_{t+l}⟩ decays at
     the rate k = −C′(l)/C(l), which at a short lag l is the rate of the modes that are still
-    correlated then; `relaxations` is k times the number of steps. The rate from V alone,
-    k₀ = (V − |y_T|² + |y_0|²)/(2∫|y|²), is the least-squares estimate of a restoring force, and its
-    error is √(Σ_i D_i S_i)/∫|y|², with the noise D_i and ∫y_i² = S_i along each direction.
+    correlated then. The rate k₀ = (V − |y_T|² + |y_0|²)/(2∫|y|²) is the least-squares estimate of a
+    restoring force, and its error is √(Σ_i D_i S_i)/∫|y|², with the noise D_i and ∫y_i² = S_i along
+    each direction. `relaxations` is the smaller rate times the number of steps. Both are too large
+    for short traces, by about three relaxation times, since the mean position is estimated too.
 
     The window leaves out the way from a distant start: it begins where the mean position of the
     rest is known best (the MSER criterion). Inside it the mean-square displacement grows by
@@ -185,6 +186,7 @@ def _force(x: Array, total: Array) -> dict[str, Array]:
     kept = _dot(y[:, : n - lag], y[:, lag:n])
     relaxations = np.where(kept > 0, n * pull / np.where(kept > 0, kept, 1.0), np.inf)
     force = (total - square[:, -1] + square[:, 0]) / 2
+    relaxations = np.minimum(relaxations, force / square.mean(1))
     late = steps[:, n // 2 :]
     noise = np.matmul(late.transpose(0, 2, 1), late)
     noise *= (total / np.trace(noise, axis1=1, axis2=2))[:, None, None]

@@ -55,8 +55,8 @@ class Stationary:
 
     relaxations: float = 7.0
     significance: float = 4.0
-    diffusing: float = 0.15
-    persistence: float = 1.15
+    diffusing: float = 0.12
+    persistence: float = 1.12
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -88,9 +88,8 @@ class Stationary:
             return Verdict(False, f"undefined: {reading.undefined}")
         if not (trace.free[-1] > trace.free[0] and np.isfinite(trace.positions).all()):
             return Verdict(False, "undefined: the parameters do not move, or are not finite")
-        past = self.assessments(trace.positions, trace.free)
-        now = past[-1]
-        if all(self.holds(each).item() for each in past):
+        now = assess(trace.positions, trace.free)
+        if self.satisfied(trace.positions, trace.free).item():
             return Verdict(
                 True,
                 f"stationary for {now.relaxations:.3g} relaxation times: "
@@ -103,21 +102,38 @@ class Stationary:
         """Intervals that a trace must have to be judged."""
         return math.ceil(LEAST * self.persistence)
 
-    def assessments(
+    def moments(self, intervals: int) -> list[int]:
+        """Return the moments at which the conditions must hold, the latest one first.
+
+        Args:
+            intervals: Intervals of a trace.
+
+        Returns:
+            Intervals up to each moment.
+        """
+        ends = {round(intervals / self.persistence**power) for power in (0, 0.5, 1)}
+        return sorted(ends, reverse=True)
+
+    def satisfied(
         self, positions: NDArray[np.float64], free: NDArray[np.float64]
-    ) -> list[Assessment]:
-        """Assess a trace now and at two earlier moments.
+    ) -> NDArray[np.bool_]:
+        """Return whether the conditions hold at the end of each trace and at earlier moments.
 
         Args:
             positions: Positions of shape (…, n, m).
             free: V of shape (…, n).
 
         Returns:
-            Three assessments, the latest one last.
+            An array of the shape of the leading axes.
         """
-        n = positions.shape[-2] - 1
-        ends = sorted({round(n / self.persistence**power) for power in (1, 0.5, 0)})
-        return [assess(positions[..., : end + 1, :], free[..., : end + 1]) for end in ends]
+        lead, intervals = positions.shape[:-2], positions.shape[-2] - 1
+        x = positions.reshape(-1, *positions.shape[-2:])
+        v = np.broadcast_to(free, (*lead, intervals + 1)).reshape(-1, intervals + 1)
+        left = np.arange(len(x))
+        for end in self.moments(intervals):  # earlier moments only where later ones hold
+            found = assess(x[left, : end + 1], v[left, : end + 1])
+            left = left[self.holds(found)]
+        return np.isin(np.arange(len(x)), left).reshape(lead)
 
     def holds(self, found: Assessment) -> NDArray[np.bool_]:
         """Return whether the conditions hold at one moment.
