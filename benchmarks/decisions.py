@@ -2,7 +2,7 @@
 
 Each rule watches the same runs of SGD on quadratics, of which the mean loss is known. τ is the
 excess of the mean loss over its stationary value, in units of the noise floor. A rule acts too
-early if τ > 0.05 when it acts. Its delay is counted from the moment τ falls to 0.05, in units of the
+early if τ > 0.05 when it acts. Its delay is counted from when τ falls to 0.05, in units of the
 loss-relaxation time t_r = 1/(2ηh) of the slowest direction. An epoch, after which rules look, is
 half a t_r.
 

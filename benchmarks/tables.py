@@ -1,4 +1,4 @@
-"""Write the tables of `README.md` and draw the overhead figure, from the JSON in `results/`.
+"""Write the tables of `README.md` and `docs/decisions.md`, and draw figures, from `results/`.
 
     python benchmarks/tables.py
 
@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import decision_tables
+
 HERE = Path(__file__).parent
 README = HERE / "README.md"
+DECISIONS = HERE.parent / "docs" / "decisions.md"
 FIGURE = HERE.parent / "docs" / "figures" / "overhead.png"
 MODELS = {"mlp": "MLP", "resnet18": "ResNet-18", "gpt2": "GPT-2"}
 CPU_TITLES = {
@@ -191,6 +194,15 @@ def _load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())["results"] if path.exists() else {}
 
 
+def write_decisions(results: Mapping[str, Any]) -> None:
+    """Write the tables of `docs/decisions.md`, and draw its figure."""
+    text = DECISIONS.read_text()
+    for name, make in decision_tables.TABLES.items():
+        text = replace_table(text, name, markdown(*make(results)))
+    DECISIONS.write_text(text)
+    decision_tables.draw(results, DECISIONS.parent / "figures" / "decisions.png")
+
+
 def main() -> None:
     """Write the tables and draw the figure."""
     results = HERE / "results"
@@ -199,6 +211,8 @@ def main() -> None:
         text = replace_table(text, name, table)
         print(f"{name}\n{table}\n")
     README.write_text(text)
+    if decisions := _load(results / "decisions.json"):
+        write_decisions(decisions)
     panels = {
         "CPU, one thread": cpu_ratios(_load(results / "overhead.json")),
         "GPU": gpu_ratios(_load(results / "gpu_overhead.json")),

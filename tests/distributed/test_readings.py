@@ -166,6 +166,17 @@ def test_fsdp1_needs_its_process_group(processes, use_orig_params, every):
         assert_equal(found, sharded.single_group(kind, every, STEPS, each=use_orig_params))
 
 
+def test_traces_agree_and_equal_that_of_a_single_process(processes):
+    results = processes.run(sharded.traced, 40)
+    for (steps, positions, free), (expected_steps, expected, right) in results:
+        assert steps.tolist() == expected_steps.tolist()
+        assert (positions == results[0][0][1]).all()
+        # Fewer numbers than buckets: sketches keep all distances.
+        distances = [((x[:, None] - x) ** 2).sum(-1) for x in (positions, expected)]
+        assert distances[0] == pytest.approx(distances[1], rel=1e-9, abs=1e-12)
+        assert free == pytest.approx(right, rel=1e-9)
+
+
 def test_partial_parameters_raise(processes):
     for error in processes.run(sharded.partial_parameter):
         assert "shape (3,) has the placement P" in error

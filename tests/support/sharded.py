@@ -368,6 +368,37 @@ def partial_gradients(kind, every, steps, first_whole):
     return run(True), run(False)
 
 
+def traced(steps):
+    """The trace of a sharded and a replicated tensor, and of the same on a single process."""
+    over = mesh(4)
+
+    def run(distributed):
+        values = torch.linspace(-1, 1, 44, dtype=torch.float64).split([32, 12])
+        params = [values[0].view(8, 4), values[1]]
+        placements = [Shard(0)], [Replicate()]
+
+        def place(tensors):
+            if not distributed:
+                return list(tensors)
+            return [distribute_tensor(t, over, p) for t, p in zip(tensors, placements, strict=True)]
+
+        params = [nn.Parameter(p) for p in place(params)]
+        optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.5)
+        monitor = eq.Monitor(optimizer, every=1, trace=True)
+        generator = torch.Generator().manual_seed(0)
+        for t in range(steps):
+            if t == steps // 2:
+                monitor.load_state_dict(monitor.state_dict())
+            noise = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in params]
+            for p, g in zip(params, place(noise), strict=True):
+                p.grad = g
+            optimizer.step()
+        trace = monitor.reading().trace
+        return trace.steps, trace.positions, trace.free
+
+    return run(True), run(False)
+
+
 def partial_parameter():
     """The error for a parameter of which each process holds a summand."""
     theta = nn.Parameter(DTensor.from_local(torch.ones(3), mesh(4), [Partial()]))

@@ -205,11 +205,13 @@ class Sketch:
         offset = 0
         for i, (p, scale) in enumerate(zip(self._params, scales, strict=True)):
             part = local(p).detach()
-            seed = i * 65_537 + shard_index(p, self._layout)
+            shard = shard_index(p, self._layout)
             share = self._shards[i] / self._layout.processes
-            found = _project(part, seed).roll(offset % WIDTH) * (scale * share)
+            # Small tensors and shards begin at different buckets, so that they share none.
+            place = (offset + shard * part.numel()) % WIDTH
+            found = _project(part, i * 65_537 + shard).roll(place) * (scale * share)
             total += found.to(device, non_blocking=True)
-            offset += p.numel()
+            offset += part.numel() * self._shards[i]
         return total
 
 
