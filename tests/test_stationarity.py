@@ -131,7 +131,7 @@ def test_verdicts_say_why():
         "of 999 relaxation times"
         in replace(weak, relaxations=999.0).judge(reading(x[0], v[0])).reason
     )
-    assert rule.judge(reading(x[0, :5], v[0, :5])).reason == "not yet: 5 of 11 positions"
+    assert rule.judge(reading(x[0, :5], v[0, :5])).reason == "not yet: 5 of 10 positions"
     assert "trace=True" in rule.judge(replace(reading(x[0], v[0]), trace=None)).reason
     assert "do not move" in rule.judge(reading(0 * x[0], 0 * v[0])).reason
     still = replace(reading(x[0], v[0]), left=0.0, right=0.0)
