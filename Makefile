@@ -5,7 +5,7 @@ TRAINERS := .venv-trainers/bin
 INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/$(INSTALL)
 
-.PHONY: help reproduce test test-trainers test-torchtitan lint types docs format benchmarks clean
+.PHONY: help reproduce test test-trainers test-torchtitan lint types docs format benchmarks clean decisions
 .DEFAULT_GOAL := help
 
 help:  ## Say what can be made
@@ -43,6 +43,10 @@ benchmarks: .venv/.dev  ## Measure what it costs, as ratios
 	$(BIN)/python benchmarks/thinning.py
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/ensemble.py
+
+decisions: .venv/.dev  ## Compare rules for lowering the learning rate on processes with known truth
+	$(BIN)/python benchmarks/decisions.py
+	$(BIN)/python benchmarks/tables.py
 
 clean:  ## Take away what the verbs made, except runs/
 	rm -rf .venv .venv-trainers site .pytest_cache .ruff_cache .hypothesis
