@@ -184,7 +184,7 @@ def simulate(
     h, mu = process.curvatures, process.momentum
     sigma = np.sqrt(process.variances)
     relaxation = process.relaxation / lr
-    x, v, second = _start(process, sigma, repetitions, rng) if state is None else (*state, None)
+    x, v, second = _start(process, sigma, repetitions, rng) if state is None else _again(*state)
     theta_star = np.zeros(len(h))
     theta_star[-1] = process.minimum * sigma[-1]
     theta_star[0] += process.bounce * sigma[0] / 2
@@ -195,7 +195,7 @@ def simulate(
     total = int(process.horizon * relaxation) // length * length
     epochs = np.arange(0, total + 1, length)
     steps = np.arange(total + 1)
-    grid = steps[[step % spacing(step) == 0 for step in steps]]
+    grid = steps[[step % spacing(step) == 0 for step in range(total + 1)]]
     matrix = sketch_matrix(len(h)) / np.sqrt(2 * lr / (1 - mu))
     recorded = {int(step): i for i, step in enumerate(grid)}
     positions = np.empty((repetitions, len(grid), matrix.shape[1]), np.float32)
@@ -206,7 +206,7 @@ def simulate(
     kept: tuple[list[Array], list[Array]] = ([], [])
     right, inner, loss = np.zeros((3, repetitions))
     origin, previous = x.copy(), None
-    moments = _Moments(process, lr, x if second is None else None, second)
+    moments = _Moments(process, lr, second)
     excess = np.full(len(epochs), np.nan)
     for step in range(total + 1):
         place = x + theta_star + drift * step
@@ -258,14 +258,12 @@ def simulate(
 class _Moments:
     """Second moments of each direction, exactly, and the excess of the mean loss."""
 
-    def __init__(
-        self, process: Process, lr: float, start: Array | None, second: Array | None
-    ) -> None:
+    def __init__(self, process: Process, lr: float, second: Array) -> None:
         self._h, self._mu, self._lr = process.curvatures, process.momentum, lr
         self._multiplicative = process.noise == "multiplicative"
         curved = self._h > 0
         self._floor = (lr / ((1 - self._mu) * (2 - lr * self._h / (1 + self._mu))))[curved].sum()
-        self._xx = (start**2).mean(0) if start is not None else second
+        self._xx = second
         self._xv, self._vv = np.zeros((2, len(self._h)))
 
     @property
@@ -302,6 +300,10 @@ def _start(
     return x, np.zeros(shape), second
 
 
+def _again(x: Array, v: Array) -> tuple[Array, Array, Array]:
+    return x, v, (x**2).mean(0)
+
+
 def _noise(
     process: Process, repetitions: int, rng: np.random.Generator
 ) -> Callable[[int, Array], Array]:
@@ -329,7 +331,7 @@ def _noise(
             return basis[order[:, step % _BATCHES]]
 
         return reshuffled
-    return lambda step, x: rng.standard_normal(shape, dtype=np.float32)
+    return lambda step, x: rng.standard_normal(shape, dtype=np.float32).astype(np.float64)
 
 
 def _square(x: Array) -> Array:

@@ -218,7 +218,7 @@ def _on_series(run: Run, start: Callable[[Array], tuple[int, float]]) -> Fired:
 
 def pymbar(run: Run) -> Fired:
     """`pymbar.timeseries.detect_equilibration`, with at least 5 independent samples after it."""
-    from pymbar.timeseries import detect_equilibration
+    from pymbar.timeseries import detect_equilibration  # pyright: ignore[reportMissingImports]
 
     def start(losses: Array) -> tuple[int, float]:
         begun, _, samples = detect_equilibration(losses, nskip=2)
@@ -229,7 +229,7 @@ def pymbar(run: Run) -> Fired:
 
 def mser(run: Run) -> Fired:
     """MSER as in `red`: the truncation that minimises the squared standard error."""
-    from red import detect_equilibration_window
+    from red import detect_equilibration_window  # pyright: ignore[reportMissingImports]
 
     def start(losses: Array) -> tuple[int, float]:
         index, _, samples = detect_equilibration_window(

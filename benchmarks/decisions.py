@@ -97,7 +97,7 @@ def check_sasa(seed: int) -> float | None:
     """Return how often our vectorised test agrees with statopt's own; None without statopt."""
     try:
         import torch
-        from statopt.bucket import LeakyBucket
+        from statopt.bucket import LeakyBucket  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     run = simulate(processes()[0], 20, np.random.default_rng(seed))
