@@ -16,7 +16,7 @@ from equilibrate._engine.parameters import NamedParameters
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations.scalars import PREFIX, scalars
 from equilibrate.monitor import Monitor
-from equilibrate.rules import Rule
+from equilibrate.rules import Rule, needs_of
 from equilibrate.scheduler import Decision, FDRScheduler
 
 
@@ -74,7 +74,7 @@ class Plan:
     @property
     def needs(self) -> frozenset[str]:
         """What the rule needs beside a reading."""
-        return getattr(self.settings.get("rule"), "needs", frozenset())
+        return needs_of(self.settings.get("rule"))
 
     def watch(self, optimizer: Optimizer, named_parameters: NamedParameters | None) -> Monitor:
         """Return a monitor of an optimizer."""
