@@ -1,5 +1,7 @@
 """Hugging Face's Trainer on a small GPT-2: the lines that end in `# equilibrate` turn it on.
 
+The learning rate is lowered when that gains more than staying, which is towards the end.
+
 python examples/hugging_face.py
 """
 
@@ -8,6 +10,7 @@ import argparse
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+import equilibrate as eq  # equilibrate
 from equilibrate.integrations.transformers import FDRCallback  # equilibrate
 
 parser = argparse.ArgumentParser()
@@ -52,5 +55,6 @@ training = TrainingArguments(
     disable_tqdm=True,
 )
 trainer = Trainer(GPT2LMHeadModel(config), training, train_dataset=sequences)
-trainer.add_callback(FDRCallback(trainer, interval="step", threshold=0.05))  # equilibrate
+rule = eq.rules.Gain(total_steps=args.steps)  # equilibrate
+trainer.add_callback(FDRCallback(trainer, rule=rule, interval="step", factor=0.5))  # equilibrate
 trainer.train(resume_from_checkpoint=args.resume or None)

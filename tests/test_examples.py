@@ -32,10 +32,16 @@ def test_a_bare_loop_that_is_resumed_prints_what_an_uninterrupted_one_prints(exa
 
 
 def test_a_landscape(example):
-    printed = example("landscape.py", "--epochs", "4")
+    printed = example("landscape.py", "--threshold", "1")
     assert printed.startswith("loss 0.5")
     assert printed.count("⟨(∇f)²⟩") == 3
     assert "Curvature along the noise" in printed
+
+
+def test_a_forecast(example):
+    forecast, gain = example("forecast.py", "--steps", "900", "--repeats", "2").splitlines()
+    assert "would gain 0.0" in forecast
+    assert gain.startswith("cooling down did gain")
 
 
 def test_every_example_is_listed():

@@ -1,7 +1,10 @@
 """What the callbacks of all trainers have in common, without a trainer."""
 
+from copy import deepcopy
+
 import pytest
 import torch
+from support.rules import Noting
 from torch import nn
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -17,8 +20,8 @@ from equilibrate.integrations._attached import Attached, Plan, named
 EAGER = {"threshold": 1e9, "factor": 0.5, "min_steps": 10}
 
 
-def plan(schedule=True, interval="epoch", layers=False, every=1, **settings):
-    return Plan(schedule, interval, layers, every, settings)
+def plan(schedule=True, interval="epoch", layers=False, horizons=None, **settings):
+    return Plan({"every": 1} | settings, schedule, interval, layers, horizons)
 
 
 def model_and_optimizer(groups=1):
@@ -56,7 +59,7 @@ def test_no_decision_is_made_twice_for_one_step():
 
 def test_a_monitor_alone_never_decides():
     model, optimizer = model_and_optimizer()
-    one = attach(model, optimizer, plan(schedule=False, layers=True, every=None))
+    one = attach(model, optimizer, Plan({}, schedule=False, layers=True))
     steps(optimizer, 20)
     assert one.advance(epoch_ended=True) is None
     assert one.scheduler is None
@@ -142,6 +145,88 @@ def test_a_state_continues_the_warm_up():
     assert other.state_dict()["started"]
 
 
+# Rules that need more than a reading --------------------------------------------------------------
+
+
+def test_a_rule_gets_what_it_needs():
+    model, optimizer = model_and_optimizer()
+    Noting.seen.clear()
+    chosen = plan(layers=True, horizons=[8], rule=Noting(), min_steps=10)
+    one = attach(model, optimizer, chosen)
+    for epoch in (0, 1):
+        for t in range(20):
+            steps(optimizer, 1)
+            one.add_loss(torch.tensor(epoch + 0.01 * t))  # micro-batches add up
+            one.add_loss(torch.tensor(2.0))
+            one.advance(epoch_ended=t == 19)
+    for reading, epoch in zip(Noting.seen, (0, 1), strict=True):
+        assert reading.trace is not None
+        assert [forecast.horizon for forecast in reading.forecasts] == [8]
+        assert reading.losses.steps == (20, 40)[: epoch + 1]
+        assert reading.losses.values[-1] == pytest.approx(2.095 + epoch)
+    assert "equilibrate/forecast/gain_8" in one.scalars()
+
+
+def test_losses_before_the_end_of_the_warm_up_are_not_counted():
+    model, optimizer = model_and_optimizer()
+    Noting.seen.clear()
+    one = attach(model, optimizer, plan(rule=Noting(), min_steps=10), start=10)
+    for t in range(30):
+        steps(optimizer, 1)
+        one.add_loss(torch.tensor(100.0 if t < 10 else 1.0))
+        one.advance(epoch_ended=t == 29)
+    [reading] = Noting.seen
+    assert (reading.losses.start, reading.losses.values) == (10, (1.0,))
+
+
+def test_a_rule_that_needs_a_loss_that_nobody_hands_over():
+    model, optimizer = model_and_optimizer()
+    one = attach(model, optimizer, plan(rule=eq.rules.Gain(), min_steps=10))
+    steps(optimizer, 20)
+    decision = one.advance(epoch_ended=True)
+    assert not decision.lowered
+    assert one.scheduler.last_decision.reading.losses.values == ()
+
+
+def test_a_loss_is_not_kept_if_nothing_needs_it():
+    model, optimizer = model_and_optimizer()
+    one = attach(model, optimizer, plan())
+    one.add_loss(torch.tensor(1.0))
+    assert one.state_dict()["loss"] is None
+
+
+@pytest.mark.parametrize("rule", [None, Noting()], ids=["own forecaster", "the scheduler's"])
+def test_a_state_holds_forecasts_and_half_an_epoch_of_losses(rule):
+    chosen = plan(rule=rule, horizons=[8], min_steps=10)
+
+    def half_epochs(optimizer, one, first, last):
+        for t in range(10 * first, 10 * last):
+            torch.manual_seed(t)
+            steps(optimizer, 1)
+            one.add_loss(torch.tensor(1.0 + t))
+            one.advance(epoch_ended=t % 20 == 19)
+
+    model, optimizer = model_and_optimizer()
+    one = attach(model, optimizer, chosen)
+    half_epochs(optimizer, one, 0, 3)
+    copy = deepcopy(model)
+    again = torch.optim.SGD(copy.parameters(), lr=0.1)
+    other = attach(copy, again, chosen)
+    other.load_state_dict(deepcopy(one.state_dict()))
+    half_epochs(optimizer, one, 3, 6)
+    half_epochs(again, other, 3, 6)
+    assert one.forecaster.forecasts() == other.forecaster.forecasts()
+    if rule is not None:
+        found = one.scheduler.last_decision.reading.losses
+        assert found == other.scheduler.last_decision.reading.losses
+        assert found.values == (10.5, 30.5, 50.5)
+
+
+def test_scale_invariant_weights_can_be_left_out():
+    model, optimizer = model_and_optimizer()
+    assert not attach(model, optimizer, plan(scale_invariant=False)).monitor.scale_invariant
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -151,6 +236,7 @@ def test_a_state_continues_the_warm_up():
         ({"min_steps": 0}, r"min_steps must be at least 1, got 0"),
         ({"every": 0}, r"every must be a whole number of steps"),
         ({"every": 0, "schedule": False}, r"every must be a whole number of steps"),
+        ({"horizons": [3], "schedule": False}, r"horizons must .* at least 4"),
     ],
 )
 def test_settings_are_checked_before_there_is_an_optimizer(arguments, message):

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from support.lightning_task import Notes, Task, fit
+from support.rules import Noting
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, OneCycleLR
 
 import equilibrate as eq
@@ -144,6 +145,25 @@ def test_the_readings_are_of_the_steps_that_were_made(options, tmp_path):
     assert reading.right == pytest.approx(right, rel=1e-4)
 
 
+def test_a_rule_gets_the_loss_of_the_training(tmp_path):
+    losses = []
+
+    class Losses(Task):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            losses.append(loss.detach().item())
+            return loss
+
+    Noting.seen.clear()
+    fdr = FDRCallback(rule=Noting(), horizons=[16], min_steps=10, every=2)
+    trainer = fit(Losses(), [fdr], tmp_path, epochs=3, accumulate_grad_batches=2)
+    values = Noting.seen[-1].losses.values
+    expected = [sum(losses[40 * epoch : 40 * epoch + 40]) / 40 for epoch in range(3)]
+    assert values == pytest.approx(expected, rel=1e-5)
+    assert Noting.seen[-1].forecasts[0].horizon == 16
+    assert "equilibrate/forecast/gain_16" in trainer.callback_metrics
+
+
 def test_several_optimizers(tmp_path):
     class Two(Task):
         automatic_optimization = False
@@ -208,17 +228,25 @@ def test_other_callbacks_can_use_the_numbers(tmp_path):
 
 # Checkpoints ----------------------------------------------------------------------------------
 
-KIND = {"threshold": 0.5, "factor": 0.7, "min_steps": 40}
+KINDS = {
+    "threshold": {"threshold": 0.5, "factor": 0.7, "min_steps": 40},
+    "gain": {
+        "rule": eq.rules.Gain(ahead=0.05, confidence=0.6),
+        "horizons": [16],
+        "every": 2,
+        "interval": "step",
+        "min_steps": 40,
+    },
+    "watching": {"schedule": False, "horizons": [64]},
+}
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("saved", ["after each epoch", "after its last batch"])
-@pytest.mark.parametrize("schedule", [True, False])
-def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(
-    schedule, saved, precision, tmp_path
-):
+@pytest.mark.parametrize("kind", ["threshold", "gain", "watching"])
+def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(kind, saved, precision, tmp_path):
     interval = {"every_n_train_steps": 40} if "batch" in saved else {"every_n_epochs": 1}
-    settings = KIND if schedule else {"schedule": False}
+    settings = KINDS[kind]
 
     def run(crash_at=None, ckpt_path=None):
         task, fdr = Task(), FDRCallback(**settings)
@@ -240,7 +268,7 @@ def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(
     assert all(map(torch.equal, weights(straight), weights(resumed)))
     assert fdr.monitors[0].reading() == reference.monitors[0].reading()
     assert notes.rows == {step: all_notes.rows[step] for step in range(240, 400)}
-    if schedule:
+    if kind != "watching":
         assert all_notes.rows[239][0] < 0.05  # it was lowered before, and is again after
         assert all_notes.rows[399][0] < all_notes.rows[241][0]
 

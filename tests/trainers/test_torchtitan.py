@@ -8,6 +8,8 @@ import pytest
 import torch
 from support.torchrun import torchrun
 
+import equilibrate as eq
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
@@ -66,3 +68,12 @@ def test_the_block_of_the_documentation_runs():
     [block] = [block for block in blocks if "torchtitan" in block]
     exec(compile(block, page.name, "exec"), {"__name__": "example"})
     assert get_train_spec("llama3_fdr").build_lr_schedulers_fn.__module__.startswith("equilibrate")
+
+
+def test_a_rule_that_needs_the_loss_is_refused():
+    from equilibrate.integrations.torchtitan import build_lr_schedulers
+
+    with pytest.raises(
+        ValueError, match=r"the rule Gain needs the loss, which torchtitan"
+    ):
+        build_lr_schedulers(rule=eq.rules.Gain())

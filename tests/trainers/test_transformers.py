@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.hf_task import Noise, Notes, make_trainer
+from support.rules import Noting
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.lr_scheduler import LinearLR
 from transformers import TrainerCallback
@@ -141,6 +142,20 @@ def test_the_readings_are_of_the_steps_that_were_made(options, tmp_path):
     assert reading.right == pytest.approx(right, rel=1e-4)
 
 
+def test_a_rule_gets_the_loss_of_the_training(tmp_path):
+    trainer = make_trainer(
+        tmp_path, epochs=3, gradient_accumulation_steps=2, logging_strategy="epoch"
+    )
+    Noting.seen.clear()
+    attached(trainer, rule=Noting(), horizons=[16], min_steps=10, every=2)
+    trainer.train()
+    logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert Noting.seen[-1].losses.values == pytest.approx(logged, rel=1e-4)
+    assert Noting.seen[-1].forecasts[0].horizon == 16
+    assert any("equilibrate/forecast/gain_16" in row for row in trainer.state.log_history)
+    assert "training_step" not in vars(trainer)  # the trainer is as it was
+
+
 # Logging --------------------------------------------------------------------------------------
 
 
@@ -179,6 +194,13 @@ def test_a_lowering_is_logged_when_it_happens(tmp_path):
 # Checkpoints ----------------------------------------------------------------------------------
 
 KIND = {"threshold": 0.5, "factor": 0.7, "min_steps": 40}
+GAIN = {
+    "rule": eq.rules.Gain(ahead=0.05, confidence=0.6),
+    "horizons": [16],
+    "every": 2,
+    "interval": "step",
+    "min_steps": 40,
+}
 SAVING = {
     "after each epoch": {"save_strategy": "epoch"},
     "after its last step": {"save_strategy": "steps", "save_steps": 40},
@@ -187,15 +209,19 @@ SAVING = {
 }
 
 
-@pytest.mark.parametrize("saved", SAVING)
-def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(saved, tmp_path):
+@pytest.mark.parametrize(
+    ("saved", "settings"),
+    [(saved, KIND) for saved in SAVING] + [("in the middle of it", GAIN)],
+    ids=[*SAVING, "in the middle of it, gain"],
+)
+def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(saved, settings, tmp_path):
     options = SAVING[saved] | {"bf16": saved == "after each epoch"}
     if saved == "after the best":
         options |= {"eval_strategy": "steps", "eval_steps": 30, "eval_dataset": Noise(32)}
 
     def run(folder, crash_at=None, resume=None):
         trainer = make_trainer(folder, epochs=10, **options)
-        fdr, notes = attached(trainer, crash_at, **KIND)
+        fdr, notes = attached(trainer, crash_at, **settings)
         try:
             trainer.train(resume_from_checkpoint=resume)
         except RuntimeError as error:

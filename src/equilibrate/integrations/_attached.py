@@ -8,23 +8,31 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from equilibrate._engine.parameters import NamedParameters
+from equilibrate.forecast import Forecaster
 from equilibrate.integrations.scalars import PREFIX, scalars
 from equilibrate.monitor import Monitor
-from equilibrate.rules import Rule
+from equilibrate.rules import Rule, needs_of
 from equilibrate.scheduler import Decision, FDRScheduler
 
 
-class SchedulerSettings(TypedDict, total=False):
-    """Arguments of `FDRScheduler` that a callback passes on. Its defaults apply."""
+class Settings(TypedDict, total=False):
+    """Arguments of `Monitor` and `FDRScheduler` that a callback passes on. Their defaults apply."""
 
+    every: int
+    scale_invariant: bool
     threshold: float | None
     factor: float
     rule: Rule | None
     min_lr: float | Sequence[float]
     min_steps: int
+
+
+_OF_MONITOR = ("every", "scale_invariant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +44,52 @@ class Plan:
             that does not schedule.
     """
 
-    schedule: bool
-    interval: Literal["epoch", "step"]
-    layers: bool
-    every: int | None
-    settings: SchedulerSettings
+    settings: Settings
+    schedule: bool = True
+    interval: Literal["epoch", "step"] = "epoch"
+    layers: bool = False
+    horizons: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.interval not in ("epoch", "step"):
             raise ValueError(f"interval must be 'epoch' or 'step', got {self.interval!r}")
-        if self.settings and not self.schedule:
+        if self.of_scheduler and not self.schedule:
             raise ValueError(
-                f"{', '.join(self.settings)} is for schedules, but schedule=False: leave it out, "
-                "or set schedule=True"
+                f"{', '.join(self.of_scheduler)} is for schedules, but schedule=False: leave it "
+                "out, or set schedule=True"
             )
         # The settings are checked where they are used, on an optimizer that is thrown away.
         trial = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        self.watch(trial, None)
+        self.forecast(trial)
         if self.schedule:
-            settings = {k: v for k, v in self.settings.items() if k != "min_lr"}
-            FDRScheduler(trial, every=self.every, **settings)  # pyright: ignore[reportArgumentType]
-        elif self.every is not None:
-            Monitor(trial, every=self.every)
+            settings: dict[str, Any] = {k: v for k, v in self.settings.items() if k != "min_lr"}
+            FDRScheduler(trial, **settings)
+
+    @property
+    def of_scheduler(self) -> dict[str, Any]:
+        """The settings of the scheduler."""
+        return {k: v for k, v in self.settings.items() if k not in _OF_MONITOR}
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the rule needs beside a reading."""
+        return needs_of(self.settings.get("rule"))
+
+    def watch(self, optimizer: Optimizer, named_parameters: NamedParameters | None) -> Monitor:
+        """Return a monitor of an optimizer."""
+        settings: dict[str, Any] = {k: v for k, v in self.settings.items() if k in _OF_MONITOR}
+        names = named_parameters if self.layers else None
+        trace = "trace" in self.needs
+        return Monitor(optimizer, named_parameters=names, trace=trace, **settings)
+
+    def forecast(self, optimizer: Optimizer) -> Forecaster | None:
+        """Return a forecaster, or None if nothing needs one."""
+        if self.horizons is None and "forecasts" not in self.needs:
+            return None
+        if "every" in self.settings:
+            return Forecaster(optimizer, self.horizons, self.settings["every"])
+        return Forecaster(optimizer, self.horizons)
 
 
 class Attached:
@@ -68,12 +101,11 @@ class Attached:
         plan: Plan,
         *,
         start: int,
-        named_parameters: Iterable[tuple[str, torch.Tensor]],
+        named_parameters: NamedParameters,
         others: Iterable[Any] = (),
     ) -> None:
-        every: dict[str, Any] = {} if plan.every is None else {"every": plan.every}
-        names = named_parameters if plan.layers else None
-        self.monitor = Monitor(optimizer, named_parameters=names, **every)
+        self.monitor = plan.watch(optimizer, named_parameters)
+        self.forecaster = plan.forecast(optimizer)
         self.scheduler: FDRScheduler | None = None
         """None before the warm-up has ended."""
         self._plan = plan
@@ -82,8 +114,20 @@ class Attached:
         self._start = start
         self._started = False
         self._lowered_to: list[float] = []
+        self._loss: float | Tensor | None = None
+        """The sum of the losses since the last decision; None if there was none."""
         if not start:
             self._begin()
+
+    @property
+    def needs_loss(self) -> bool:
+        """Whether the rule needs the training loss."""
+        return "losses" in self._plan.needs
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Hand over the loss of a step, or its share of one micro-batch. Nothing is waited for."""
+        if self.needs_loss:
+            self._loss = loss.detach() + (0.0 if self._loss is None else self._loss)
 
     def advance(self, *, epoch_ended: bool) -> Decision | None:
         """Take note of the steps since the last call, and decide if it is time to.
@@ -104,10 +148,11 @@ class Attached:
             return None
         if self._plan.interval == "epoch" and not epoch_ended:
             return None
-        self._seen = step
+        loss = None if self._loss is None else self._loss / (step - self._seen)
+        self._seen, self._loss = step, None
         self._warn_if_undone()
         before = _learning_rates(self.monitor.optimizer)
-        self.scheduler.step()
+        self.scheduler.step(loss)
         decision = self.scheduler.last_decision
         if decision.lowered:
             self._lowered_to = list(decision.lrs)
@@ -117,7 +162,8 @@ class Attached:
 
     def scalars(self) -> dict[str, float]:
         """Return the current numbers by name, for a logger."""
-        return scalars(self.scheduler or self.monitor, layers=self._plan.layers)
+        source = self.scheduler or self.monitor
+        return scalars(source, layers=self._plan.layers, forecaster=self.forecaster)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, strings and tensors."""
@@ -126,7 +172,9 @@ class Attached:
             "seen": self._seen,
             "started": self._started,
             "lowered_to": self._lowered_to,
+            "loss": None if self._loss is None else float(self._loss),
             "state": (self.scheduler or self.monitor).state_dict(),
+            "forecaster": self._own_forecaster_state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -142,16 +190,27 @@ class Attached:
             self.scheduler.load_state_dict(state)
         else:
             self.monitor.load_state_dict(state["monitor"] if state_dict["schedule"] else state)
+        if self.forecaster is not None and state_dict["forecaster"] is not None:
+            self.forecaster.load_state_dict(state_dict["forecaster"])
         self._seen = state_dict["seen"]
+        self._loss = state_dict["loss"]
         self._lowered_to = list(state_dict["lowered_to"])
+
+    def _own_forecaster_state(self) -> dict[str, Any] | None:
+        """Return the state of a forecaster that is not part of the scheduler's."""
+        shared = self.scheduler is not None and self.scheduler.forecaster is not None
+        return None if self.forecaster is None or shared else self.forecaster.state_dict()
 
     def _begin(self) -> None:
         """Begin the first window, and the schedule."""
-        self._started, self._seen = True, self.monitor.step
+        self._started, self._seen, self._loss = True, self.monitor.step, None
         self.monitor.reset()
         if self._plan.schedule:
-            optimizer = self.monitor.optimizer
-            self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **self._plan.settings)
+            settings = self._plan.of_scheduler
+            if "forecasts" in self._plan.needs:
+                settings["forecaster"] = self.forecaster
+            self.scheduler = FDRScheduler(self.monitor.optimizer, monitor=self.monitor, **settings)
+            self.scheduler.keep_layers = self._plan.layers
 
     def _warn_if_undone(self) -> None:
         """Warn if another scheduler has raised a learning rate that was lowered."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
-from equilibrate.integrations._attached import Attached, Plan, SchedulerSettings, named
+from equilibrate.integrations._attached import Attached, Plan, Settings, named
 from equilibrate.monitor import Monitor
 from equilibrate.scheduler import Decision, FDRScheduler
 
@@ -34,9 +35,10 @@ class FDRCallback(Callback):
             `min_steps` optimizer steps lie between decisions.
         start: Optimizer steps before the first window, such as the length of a warm-up.
         layers: Whether to log the readings of each parameter, too.
-        every: Measure every k-th step; see `Monitor`.
-        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr` and
-            `min_steps`.
+        horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
+        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr`,
+            `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is given what
+            `training_step` returns.
 
     Raises:
         ValueError: If a setting is out of range, or one of the scheduler's is given with
@@ -56,12 +58,12 @@ class FDRCallback(Callback):
         interval: Literal["epoch", "step"] = "epoch",
         start: int = 0,
         layers: bool = False,
-        every: int | None = None,
-        **settings: Unpack[SchedulerSettings],
+        horizons: Sequence[int] | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
         if start < 0:
             raise ValueError(f"start must be a number of steps, at least 0, got {start}")
-        self._plan = Plan(schedule, interval, layers, every, settings)
+        self._plan = Plan(settings, schedule, interval, layers, horizons)
         self._start = start
         self._attached: list[Attached] = []
         self._logged = 0
@@ -113,6 +115,10 @@ class FDRCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Decide and log if it is time to."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, torch.Tensor):
+            for one in self._attached:
+                one.add_loss(loss)  # Lightning has divided it by the number of micro-batches
         # Not in on_train_epoch_end: a checkpoint after the last batch must hold the decision.
         ended = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
         self._advance(trainer, epoch_ended=ended)

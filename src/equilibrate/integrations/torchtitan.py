@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torchtitan.components import lr_scheduler as titan
 from torchtitan.tools.logging import logger
 
-from equilibrate.integrations._attached import Attached, Plan, SchedulerSettings
+from equilibrate.integrations._attached import Attached, Plan, Settings
 
 if TYPE_CHECKING:
     from torchtitan.components.optimizer import OptimizersContainer
@@ -71,9 +71,7 @@ class FDRSchedulersContainer(titan.LRSchedulersContainer):
         super().load_state_dict(state)
 
 
-def build_lr_schedulers(
-    *, every: int | None = None, **settings: Unpack[SchedulerSettings]
-) -> Callable[..., FDRSchedulersContainer]:
+def build_lr_schedulers(**settings: Unpack[Settings]) -> Callable[..., FDRSchedulersContainer]:
     """Return a `build_lr_schedulers_fn` for a `TrainSpec`.
 
     The learning rate is warmed up as `lr_scheduler.warmup_steps` says and then lowered whenever
@@ -81,14 +79,22 @@ def build_lr_schedulers(
     `lr_scheduler.decay_ratio` to 0. The state is in torchtitan's checkpoints.
 
     Args:
-        every: Measure every k-th step; see `Monitor`.
-        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr` and
-            `min_steps`.
+        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr`,
+            `min_steps`, `every` and `scale_invariant`.
 
     Returns:
         The function, which raises a `ValueError` if the job asks for a decay.
+
+    Raises:
+        ValueError: If a setting is out of range, or the rule needs the loss, which torchtitan does
+            not hand over.
     """
-    plan = Plan(schedule=True, interval="step", layers=False, every=every, settings=settings)
+    plan = Plan(settings, interval="step")
+    if "losses" in plan.needs:
+        raise ValueError(
+            f"the rule {type(settings.get('rule')).__name__} needs the loss, which torchtitan does "
+            "not hand over: use another rule"
+        )
 
     def build(
         optimizers: OptimizersContainer, lr_scheduler_config: LRSchedulerConfig, training_steps: int

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from torch import Tensor
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from equilibrate.integrations._attached import Attached, Plan, SchedulerSettings
+from equilibrate.integrations._attached import Attached, Plan, Settings
 from equilibrate.monitor import Monitor
 from equilibrate.scheduler import FDRScheduler
 
@@ -42,9 +44,10 @@ class FDRCallback(TrainerCallback):
             `min_steps` optimizer steps lie between decisions.
         start: Optimizer steps before the first window; the length of the trainer's warm-up if None.
         layers: Whether to log the readings of each parameter, too.
-        every: Measure every k-th step; see `Monitor`.
-        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr` and
-            `min_steps`.
+        horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
+        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr`,
+            `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is given what
+            `trainer.training_step` returns.
 
     Raises:
         ValueError: If a setting is out of range, or one of the scheduler's is given with
@@ -65,11 +68,11 @@ class FDRCallback(TrainerCallback):
         interval: Literal["epoch", "step"] = "epoch",
         start: int | None = None,
         layers: bool = False,
-        every: int | None = None,
-        **settings: Unpack[SchedulerSettings],
+        horizons: Sequence[int] | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
         self._trainer = trainer
-        self._plan = Plan(schedule, interval, layers, every, settings)
+        self._plan = Plan(settings, schedule, interval, layers, horizons)
         self._start = start
         self._created_by_trainer = trainer.lr_scheduler is None
         self._attached: Attached | None = None
@@ -116,6 +119,9 @@ class FDRCallback(TrainerCallback):
             named_parameters=model.named_parameters(),
             others=[lr_scheduler],
         )
+        vars(self._trainer).pop("training_step", None)  # left there by a run that has crashed
+        if self._attached.needs_loss:
+            self._trainer.training_step = self._noting(self._trainer.training_step)
         saved = vars(lr_scheduler).pop(_KEY, None)
         if saved is not None and saved["global_step"] == state.global_step:
             self._attached.load_state_dict(saved)
@@ -147,6 +153,16 @@ class FDRCallback(TrainerCallback):
         """Decide after an epoch that was cut short."""
         self._advance(state, control, epoch_ended=True)
 
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Leave the trainer as it was."""
+        vars(self._trainer).pop("training_step", None)
+
     def on_evaluate(
         self,
         args: TrainingArguments,
@@ -157,6 +173,17 @@ class FDRCallback(TrainerCallback):
         """Prepare the state for a checkpoint that the trainer may write after an evaluation."""
         if args.save_strategy == "best":
             self._store(state)
+
+    def _noting(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a training step that hands its loss over."""
+
+        def noting(*args: Any, **kwargs: Any) -> Tensor:
+            loss = training_step(*args, **kwargs)
+            if self._attached is not None:
+                self._attached.add_loss(loss)  # divided by the number of micro-batches
+            return loss
+
+        return noting
 
     def _advance(self, state: TrainerState, control: TrainerControl, *, epoch_ended: bool) -> None:
         if self._attached is None:
