@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.naive import ThinnedTwin
+from support.naive import SkippingTwin, ThinnedTwin
 from torch import nn
 
 import equilibrate as eq
@@ -21,20 +21,6 @@ SKIPPED = {
     "unmeasured": (8, 13, 14, 29),
     "last": (30, 31),
 }
-
-
-class SkippingTwin(ThinnedTwin):
-    """A twin for steps that may be skipped: those make up no part of an interval."""
-
-    def after(self, *, skipped=False):
-        if not skipped:
-            super().after()
-            return
-        if self.measured:
-            if self.open:
-                self._close(measured=False)
-            self.open = []
-        self.since_reset += 1
 
 
 @pytest.fixture

@@ -182,3 +182,18 @@ def naive_spread(rows: list[tuple[int, float]]) -> tuple[float, float]:
     high = changes[min(int(place) + 1, len(changes) - 1)]
     mean_square = sum(change**2 for change in changes) / len(changes)
     return math.sqrt(mean_square), low + (place - int(place)) * (high - low)
+
+
+class SkippingTwin(ThinnedTwin):
+    """A twin for steps that may be skipped: those make up no part of an interval."""
+
+    def after(self, *, skipped: bool = False) -> None:
+        """Call after a step, or after a fused one that gradient scaling has skipped."""
+        if not skipped:
+            super().after()
+            return
+        if self.measured:
+            if self.open:
+                self._close(measured=False)
+            self.open = []
+        self.since_reset += 1
