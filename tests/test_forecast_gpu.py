@@ -14,7 +14,7 @@ OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, weight_decay=0.01),
     "fused AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
     "learning rate tensor": lambda p: torch.optim.SGD(
-        p, lr=torch.tensor(0.02, device=p[0].device), foreach=False
+        p, lr=torch.tensor(0.02, device=p[0].device), fused=True
     ),
 }
 

@@ -73,7 +73,5 @@ def test_the_block_of_the_documentation_runs():
 def test_a_rule_that_needs_the_loss_is_refused():
     from equilibrate.integrations.torchtitan import build_lr_schedulers
 
-    with pytest.raises(
-        ValueError, match=r"the rule Gain needs the loss, which torchtitan"
-    ):
+    with pytest.raises(ValueError, match=r"the rule Gain needs the loss, which torchtitan"):
         build_lr_schedulers(rule=eq.rules.Gain())
