@@ -11,7 +11,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -59,14 +59,16 @@ class World:
         self.groups.append([nn.Parameter(p.clone()) for p in tensors])
         self.optimizer.add_param_group({"params": self.groups[-1]})
 
-    def state(self):
-        """All that a user would save, as it comes back from a file."""
-        file = io.BytesIO()
+    def state(self, *, in_a_file=False):
+        """All that a user would save."""
         state = {
             "groups": [[p.detach() for p in group] for group in self.groups],
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
         }
+        if not in_a_file:
+            return copy.deepcopy(state)
+        file = io.BytesIO()
         torch.save(state, file)
         file.seek(0)
         return torch.load(file)
@@ -79,10 +81,10 @@ class World:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
 
-    def reloaded(self):
+    def reloaded(self, *, in_a_file):
         """A new world, as in a new process, that has loaded the state of this one."""
         form, every, threshold = self.making
-        state = self.state()
+        state = self.state(in_a_file=in_a_file)
         other = World(form, state["groups"], every, threshold)
         other.load(state)
         return other
@@ -274,10 +276,12 @@ class Machine(RuleBasedStateMachine):
             world.scheduler.monitor.reset()
         self.twin.restart()
 
-    @rule(how=st.sampled_from(["load", "load", "copy"]))
+    @rule(how=st.sampled_from(["load", "load", "file", "copy"]))
     def continue_elsewhere(self, how):
-        world = self.resumed
-        self.resumed = world.reloaded() if how == "load" else copy.deepcopy(world)
+        if how == "copy":
+            self.resumed = copy.deepcopy(self.resumed)
+        else:
+            self.resumed = self.resumed.reloaded(in_a_file=how == "file")
         self.just_loaded = True
 
     @precondition(lambda self: not self.edited)
@@ -326,6 +330,5 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.filterwarnings("ignore:Seems like", "ignore:Detected call")  # of torch, after a copy
 def test_whatever_happens_the_scheduler_decides_as_its_twin():
     run_state_machine_as_test(
-        Machine,
-        settings=settings(max_examples=100, stateful_step_count=50, phases=[Phase.generate]),
+        Machine, settings=settings(max_examples=200, stateful_step_count=50, deadline=None)
     )
