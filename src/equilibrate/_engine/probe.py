@@ -175,6 +175,7 @@ class Probe:
         if self._checked or hasattr(self._optimizer, "found_inf"):
             with _NO_GRAD:
                 self._finish(measured=measured)
+            self._checked = False  # `before` is not called at steps that are only counted
 
     def _finish(self, *, measured: bool) -> None:
         """Do what `after` does for a step that is checked or may have been skipped."""
@@ -290,6 +291,7 @@ class Probe:
             "settings": _to_tensor([self._begun, self._update]),
             "edited": self._edits.every_step,
             "skipped": int(self.skips),
+            "pending": self.skips.pending,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -309,7 +311,7 @@ class Probe:
         self._addresses = None
         self._norm_known = True
         self._unproven = False  # sums of another number of processes cannot be compared
-        self.skips = Skips(self.device, state["skipped"])
+        self.skips = Skips(self.device, state["skipped"], state["pending"])
 
     @property
     def _open(self) -> int | None:

@@ -12,9 +12,10 @@ class Skips:
     Args:
         device: Where to count.
         skipped: Steps skipped so far.
+        pending: How many of them were skipped since the last measurement that became a row.
     """
 
-    def __init__(self, device: torch.device, skipped: int | Tensor = 0) -> None:
+    def __init__(self, device: torch.device, skipped: int | Tensor = 0, pending: int = 0) -> None:
         self._device = device
         self.total: Tensor | None = None
         """Skipped steps so far; None if gradient scaling was never seen."""
@@ -22,7 +23,7 @@ class Skips:
             self.total = skipped.to(device, copy=True, non_blocking=True)
         elif skipped:
             self.total = torch.full((), float(skipped), dtype=torch.float64, device=device)
-        self.settled = None if self.total is None else self.total.clone()
+        self.settled = None if self.total is None else self.total - pending
         """Skipped steps before the first measurement that has not become a row yet."""
 
     def count(self, found: Tensor) -> None:
@@ -38,6 +39,11 @@ class Skips:
         skipped = None if found is None else on_device(found, self.total) > 0
         last = torch.zeros_like(self.total) if skipped is None else skipped.double()
         return last, self.total.clone()
+
+    @property
+    def pending(self) -> int:
+        """Steps skipped since the last measurement that became a row; it waits for the device."""
+        return int(self) - (0 if self.settled is None else int(self.settled))
 
     def __int__(self) -> int:
         return 0 if self.total is None else int(self.total)
