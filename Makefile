@@ -5,7 +5,7 @@ TRAINERS := .venv-trainers/bin
 INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/$(INSTALL)
 
-.PHONY: help reproduce test test-trainers test-torchtitan lint types docs format benchmarks clean decisions
+.PHONY: help reproduce test kills package test-trainers test-torchtitan lint types docs format benchmarks decisions clean
 .DEFAULT_GOAL := help
 
 help:  ## Say what can be made
@@ -16,6 +16,14 @@ reproduce: .venv/.experiments  ## Run the paper's experiments on embedded data; 
 
 test: .venv/.dev  ## Run all tests and every example of the documentation
 	$(BIN)/python -m pytest --quiet --numprocesses 2
+
+kills: .venv/.dev  ## Kill a recorded run at a hundred random moments; nothing may be lost
+	EQUILIBRATE_KILLS=100 $(BIN)/python -m pytest --quiet tests/runlog/test_kills.py
+
+package: .venv/.dev  ## Build wheel and sdist into dist/, and install the wheel without extras to check it
+	rm -rf dist
+	$(BIN)/hatchling build
+	$(BIN)/python .ci/check_package.py
 
 test-trainers: .venv-trainers/.trainers  ## Run the tests with Lightning, Hugging Face and accelerate
 	$(TRAINERS)/python -m pytest --quiet tests/trainers --ignore tests/trainers/test_torchtitan.py

@@ -155,3 +155,49 @@ def test_half_precision_reads_the_rounded_step(name, every, dtype):
     assert monitor.reading().count == count
     assert monitor.reading().right == pytest.approx(right, rel=1e-5)
     assert monitor.reading().difference == pytest.approx(difference, abs=1e-5 * right)
+
+
+def fused_step(optimizer, *, skip=False):
+    """A step as GradScaler makes it."""
+    optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(float(skip))
+    optimizer.step()
+    del optimizer.grad_scale, optimizer.found_inf
+
+
+@pytest.mark.parametrize("saved_after", range(1, 8))
+def test_steps_skipped_before_a_save_are_not_counted_after_it(saved_after):
+    """Steps 2, 3 and 6 are skipped; steps 1, 4 and 8 are measured."""
+    theta = nn.Parameter(torch.ones(3).double())
+    optimizer = torch.optim.SGD([theta], lr=0.1, fused=True)
+    generator = torch.Generator().manual_seed(0)
+    monitor = loaded = eq.Monitor(optimizer, every=4)
+    for t in range(1, 9):
+        theta.grad = torch.randn(3, generator=generator, dtype=torch.float64)
+        fused_step(optimizer, skip=t in (2, 3, 6))
+        if t == saved_after:
+            state = monitor.state_dict()
+            loaded = eq.Monitor(optimizer, every=4)
+            loaded.load_state_dict(state)
+    assert loaded.reading() == monitor.reading()
+    assert loaded.reading().step == 5
+
+
+@pytest.mark.parametrize("edited_after", range(4, 8))
+def test_edits_between_fused_steps_are_noticed(edited_after):
+    theta = nn.Parameter(torch.ones(3).double())
+    optimizer = torch.optim.SGD([theta], lr=0.1, weight_decay=0.1, fused=True)
+    monitor, twin = eq.Monitor(optimizer, every=4), ThinnedTwin(optimizer, 4)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(1, 13):
+        theta.grad = torch.randn(3, generator=generator, dtype=torch.float64)
+        twin.before(edited=t == edited_after + 1)
+        fused_step(optimizer)
+        twin.after()
+        if t == edited_after:
+            with torch.no_grad():
+                theta.mul_(3.0)
+    count, difference, right = twin.read()
+    reading = monitor.reading()
+    assert reading.count == count
+    assert reading.right == pytest.approx(right, rel=1e-9)
+    assert reading.difference == pytest.approx(difference, rel=1e-6)

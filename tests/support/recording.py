@@ -1,4 +1,4 @@
-"""Processes that hold a lock or write a record until they are killed."""
+"""Processes that hold a lock, write a record or train until they are killed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from equilibrate.paper.runs.training import Settings, train
 from equilibrate.runlog.lock import lock
 from equilibrate.runlog.records import Writer
 
@@ -23,3 +24,10 @@ def write_rows(path: Path, parent: Connection) -> None:
     while True:
         writer.write({"k": writer.count, "pad": "x" * 3000})
         parent.send(writer.count - 1)
+
+
+def record_run(folder: Path, epochs: int) -> None:
+    """Train, or continue to train, with a row and a checkpoint after each epoch of two steps."""
+    settings = Settings(epochs=epochs, batch_size=750, threshold=0.5)
+    for _ in train(settings, folder, mode="resume"):
+        pass
