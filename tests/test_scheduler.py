@@ -362,6 +362,22 @@ def test_no_step_since_the_last_call_is_said():
     assert run.scheduler.last_decision.reason.startswith("no optimizer step was seen")
 
 
+def test_a_restart_empties_the_window_and_changes_no_rate():
+    run = Balanced(rule=eq.rules.Gain())
+    run.train(steps=20)
+    run.scheduler.step(0.5)
+    assert run.scheduler.last_decision.reading.losses.values == (0.5,)
+    run.scheduler.restart()
+    assert run.scheduler.monitor.reading().count == 0
+    run.train(steps=20)
+    run.scheduler.step(0.25)
+    judged = run.scheduler.last_decision.reading
+    assert judged.count == 10
+    assert (judged.losses.start, judged.losses.values) == (20, (0.25,))
+    assert "20 of" in judged.forecasts[0].undefined
+    assert run.lrs() == [0.5]
+
+
 def test_detached_schedulers_do_not_lower():
     run = Balanced()
     run.scheduler.detach()
