@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR, StepLR
 
@@ -360,6 +361,40 @@ def test_no_step_since_the_last_call_is_said():
     run.scheduler.step()
     assert not run.scheduler.last_decision.lowered
     assert run.scheduler.last_decision.reason.startswith("no optimizer step was seen")
+
+
+def test_a_restart_empties_the_window_and_changes_no_rate():
+    run = Balanced(rule=eq.rules.Gain())
+    run.train(steps=20)
+    run.scheduler.step(0.5)
+    assert run.scheduler.last_decision.reading.losses.values == (0.5,)
+    run.scheduler.restart()
+    assert run.scheduler.monitor.reading().count == 0
+    run.train(steps=20)
+    run.scheduler.step(0.25)
+    judged = run.scheduler.last_decision.reading
+    assert judged.count == 10
+    assert (judged.losses.start, judged.losses.values) == (20, (0.25,))
+    assert "20 of" in judged.forecasts[0].undefined
+    assert run.lrs() == [0.5]
+
+
+@pytest.mark.parametrize("rule", [Threshold(), eq.rules.Stationary(), eq.rules.Gain()])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_distributed_checkpoint_loads_into_a_scheduler_that_has_just_begun(rule, tmp_path):
+    runs = [Balanced(rule=rule) for _ in range(2)]
+    for _ in range(30):
+        runs[0].train(off=0.5)
+        runs[0].scheduler.step(0.5)
+    dcp.save({"scheduler": runs[0].scheduler}, checkpoint_id=tmp_path)
+    dcp.load({"scheduler": runs[1].scheduler}, checkpoint_id=tmp_path)
+    for run in runs:
+        run.train(off=0.5)
+        run.scheduler.step(0.25)
+    one, other = (run.scheduler.last_decision for run in runs)
+    assert one == other
+    assert one.reading.losses == other.reading.losses
+    assert str(one.reading.forecasts) == str(other.reading.forecasts)
 
 
 def test_detached_schedulers_do_not_lower():

@@ -203,8 +203,9 @@ class Forecaster:
             "count": self._count,
             "every": self.every,
             "horizons": list(self._matches),
-            "steps": torch.tensor(steps, dtype=torch.int64),
-            "samples": samples,
+            # Lists: tensors must have the same shape at any time to be loaded.
+            "steps": steps,
+            "samples": samples.tolist(),
             "rates": self._rates.state_dict(),
             "means": self._means(),
         }
@@ -242,12 +243,13 @@ class Forecaster:
         self._step, self._start = state_dict["step"], state_dict["start"]
         self._count = state_dict["count"]
         self._rates.load_state_dict(state_dict["rates"])
-        taken = state_dict["steps"].tolist()
+        taken = state_dict["steps"]
         self._taken = len(taken)
         self._steps[: len(taken)] = array("q", taken)
         # All of them in one place: only their total is ever used.
         first = self._trackers[0].samples
-        first[: len(taken)] = state_dict["samples"].to(first.device) / self._layout.processes
+        samples = torch.tensor(state_dict["samples"], dtype=first.dtype).view(len(taken), -1)
+        first[: len(taken)] = samples.to(first.device) / self._layout.processes
 
     def __repr__(self) -> str:
         kind = type(self._optimizer).__name__

@@ -202,7 +202,7 @@ class FDRScheduler(LRScheduler):
                 self.judgements.append(Judgement(self.monitor.step, *made))
             if decision.lowered:
                 self.kept_layers = self.monitor.parameter_readings() if self.keep_layers else {}
-                self._restart()
+                self.restart()
         super().step(epoch)
 
     def __repr__(self) -> str:
@@ -211,6 +211,14 @@ class FDRScheduler(LRScheduler):
     def get_lr(self) -> list[float | Tensor]:
         """Return the learning rate of each group as last decided. Nothing is changed."""
         return list(self.last_decision.lrs)
+
+    def restart(self) -> None:
+        """Restart all averages, as after a lowering. The learning rate stays as it is."""
+        self.monitor.reset()
+        if self.forecaster is not None:
+            self.forecaster.reset()
+        if self._losses is not None:
+            self._losses.restart(self.monitor.step)
 
     def detach(self) -> None:
         """Remove the hooks of the monitor. The learning rate is not lowered any more."""
@@ -286,16 +294,8 @@ class FDRScheduler(LRScheduler):
         self._start([float(lr) for lr in self.base_lrs])
         return self.get_lr()
 
-    def _restart(self) -> None:
-        """Restart all averages, where the learning rate is a new one."""
-        self.monitor.reset()
-        if self.forecaster is not None:
-            self.forecaster.reset()
-        if self._losses is not None:
-            self._losses.restart(self.monitor.step)
-
     def _start(self, lrs: Sequence[float]) -> None:
-        self._restart()
+        self.restart()
         self._seen = self._decided = self.monitor.step
         reason = "started: the averaging window begins here"
         self.last_decision = Decision(False, reason, self.monitor.reading(), tuple(lrs))

@@ -145,6 +145,23 @@ def test_a_state_continues_the_warm_up():
     assert other.state_dict()["started"]
 
 
+def test_the_structure_of_a_state_is_the_same_at_any_time():
+    """torch.distributed.checkpoint loads into the state of a run that has just begun."""
+
+    def structure(state, path=()):
+        if not isinstance(state, dict):
+            return {path}
+        return set().union(*(structure(value, (*path, key)) for key, value in state.items()))
+
+    model, optimizer = model_and_optimizer()
+    one = attach(model, optimizer, plan(horizons=[8], **EAGER), start=10)
+    begun = structure(one.state_dict())
+    for _ in range(3):
+        steps(optimizer, 20)
+        one.advance(epoch_ended=True)
+        assert structure(one.state_dict()) == begun
+
+
 # Rules that need more than a reading --------------------------------------------------------------
 
 

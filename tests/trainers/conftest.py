@@ -1,6 +1,9 @@
 """Tests with the real trainers. They take long to import: `make test-trainers` runs them."""
 
+import os
 from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, and nothing waits for it
 
 HERE = Path(__file__).parent
 

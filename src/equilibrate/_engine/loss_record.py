@@ -69,19 +69,19 @@ class LossRecord:
         return Losses(self._start, tuple(self._steps), tuple(values))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, in numbers and tensors."""
+        """Return the state, in lists: tensors must have the same shape at any time to be loaded."""
         return {
             "start": self._start,
-            "steps": torch.tensor(self._steps, dtype=torch.int64),
-            "counts": torch.tensor(self._counts, dtype=torch.int64),
-            "sums": self._sums[: len(self._steps)].cpu(),
+            "steps": list(self._steps),
+            "counts": list(self._counts),
+            "sums": self._sums[: len(self._steps)].tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
         self._start = state["start"]
-        self._steps, self._counts = state["steps"].tolist(), state["counts"].tolist()
-        self._sums[: len(self._steps)] = state["sums"].to(self._sums.device)
+        self._steps, self._counts = list(state["steps"]), list(state["counts"])
+        self._sums[: len(self._steps)] = torch.tensor(state["sums"], dtype=torch.float64)
 
     def _merge(self) -> None:
         half = _CAPACITY // 2

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -57,17 +56,13 @@ class Rates:
             since = step
         return since
 
-    def state_dict(self) -> Tensor:
+    def state_dict(self) -> list[list[float]]:
         """Return the changes as rows of a step and the learning rates then."""
-        rows = [[float(step), *map(float, lrs)] for step, lrs in self._changes]
-        width = max(map(len, rows), default=1)
-        rows = [row for row in rows if len(row) == width]
-        return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), width)
+        return [[float(step), *map(float, lrs)] for step, lrs in self._changes]
 
-    def load_state_dict(self, state: Tensor) -> None:
+    def load_state_dict(self, state: Sequence[Sequence[float]]) -> None:
         """Restore what `state_dict` returned."""
-        rows: Sequence[list[float]] = state.tolist()
-        self._changes = deque((int(step), list(lrs)) for step, *lrs in rows)
+        self._changes = deque((int(step), list(lrs)) for step, *lrs in state)
         self._key = None  # compared at the next step, for which the optimizer is restored
 
 

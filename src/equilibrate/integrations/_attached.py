@@ -107,17 +107,20 @@ class Attached:
         self.monitor = plan.watch(optimizer, named_parameters)
         self.forecaster = plan.forecast(optimizer)
         self.scheduler: FDRScheduler | None = None
-        """None before the warm-up has ended."""
+        if plan.schedule:
+            settings = plan.of_scheduler
+            if "forecasts" in plan.needs:
+                settings["forecaster"] = self.forecaster
+            self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **settings)
+            self.scheduler.keep_layers = plan.layers
         self._plan = plan
         self._others = list(_flattened(others))
         self._seen = 0
         self._start = start
-        self._started = False
+        self._started = not start
         self._lowered_to: list[float] = []
         self._loss: float | Tensor | None = None
         """The sum of the losses since the last decision; None if there was none."""
-        if not start:
-            self._begin()
 
     @property
     def needs_loss(self) -> bool:
@@ -183,8 +186,7 @@ class Attached:
         Args:
             state_dict: What `state_dict` returned.
         """
-        if state_dict["started"] and not self._started:
-            self._begin()
+        self._started = state_dict["started"]
         state = state_dict["state"]
         if self.scheduler is not None and state_dict["schedule"]:
             self.scheduler.load_state_dict(state)
@@ -202,15 +204,14 @@ class Attached:
         return None if self.forecaster is None or shared else self.forecaster.state_dict()
 
     def _begin(self) -> None:
-        """Begin the first window, and the schedule."""
+        """Begin the first window, after the warm-up."""
         self._started, self._seen, self._loss = True, self.monitor.step, None
+        if self.scheduler is not None:
+            self.scheduler.restart()
+            return
         self.monitor.reset()
-        if self._plan.schedule:
-            settings = self._plan.of_scheduler
-            if "forecasts" in self._plan.needs:
-                settings["forecaster"] = self.forecaster
-            self.scheduler = FDRScheduler(self.monitor.optimizer, monitor=self.monitor, **settings)
-            self.scheduler.keep_layers = self._plan.layers
+        if self.forecaster is not None:
+            self.forecaster.reset()
 
     def _warn_if_undone(self) -> None:
         """Warn if another scheduler has raised a learning rate that was lowered."""
