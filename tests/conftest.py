@@ -12,6 +12,9 @@ import torch
 from hypothesis import settings
 from support.device import ON_GPU
 
+# Some of these modules import trainers, which this environment need not have. None has doctests.
+collect_ignore = ["support"]
+
 torch.set_num_threads(1)
 settings.register_profile("project", deadline=None, derandomize=True)
 settings.load_profile("project")
