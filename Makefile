@@ -15,7 +15,7 @@ reproduce: .venv/.experiments  ## Run the paper's experiments on embedded data; 
 	$(BIN)/equilibrate reproduce
 
 test: .venv/.dev  ## Run all tests and every example of the documentation
-	$(BIN)/python -m pytest --quiet --numprocesses 2
+	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal
 
 kills: .venv/.dev  ## Kill a recorded run at a hundred random moments; nothing may be lost
 	EQUILIBRATE_KILLS=100 $(BIN)/python -m pytest --quiet tests/runlog/test_kills.py

@@ -64,7 +64,7 @@ def test_training_is_bit_identical_with_a_monitor(name, every):
 
 def held_by(monitor):
     """Numbers in all tensors of parameter size that a monitor holds."""
-    tensors = [t for probe in monitor._probes for t in tensors_in(vars(probe._sums))]
+    tensors = [t for probe in monitor._watch.probes for t in tensors_in(vars(probe._sums))]
     return sum(t.numel() for t in tensors)
 
 

@@ -108,7 +108,7 @@ def test_no_step_waits_with_a_learning_rate_on_the_device(name, every):
     monitor = eq.Monitor(optimizer, every=every)
     lr = optimizer.param_groups[0]["lr"]
     batches = data("cuda", steps=40)
-    before, after = monitor._before, monitor._after
+    before, after = monitor._watch.before, monitor._watch.after
 
     # SGD itself turns such a learning rate into a number, so only the hooks are watched.
     monitor.detach()
@@ -177,7 +177,7 @@ def test_the_kernel_reads_what_plain_operations_read(name, dtype, monkeypatch):
     kernel = eq.Monitor(optimizer, every=4, named_parameters=model.named_parameters())
     monkeypatch.setattr(probe, "choose", lambda params: sums.TorchSums())
     plain = eq.Monitor(optimizer, every=4, named_parameters=model.named_parameters())
-    kinds = [type(monitor._probes[0]._sums).__name__ for monitor in (kernel, plain)]
+    kinds = [type(monitor._watch.probes[0]._sums).__name__ for monitor in (kernel, plain)]
     assert kinds == ["TritonSums", "TorchSums"]
     train(model, optimizer, data("cuda", dtype, 60))
     for key, expected in plain.parameter_readings().items():

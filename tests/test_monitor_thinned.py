@@ -153,7 +153,7 @@ def test_whatever_happens_between_steps_the_reading_is_the_twins(script, every, 
         # Steps that do not move every tensor look like edits, until edits are looked for at every
         # step; the first difference costs an interval.
         for each in (monitor, resumed):
-            each._probes[0]._edits.every_step = True
+            each._watch.probes[0]._edits.every_step = True
     generator = torch.Generator().manual_seed(1)
     for t, event in enumerate(script):
         before = group.get("momentum", 0.0)
@@ -287,7 +287,7 @@ def test_a_window_without_a_measured_step_uses_the_last_one_before_it():
 
 def counted_measurements(monitor):
     """Count the measurements of a monitor's only bucket."""
-    probe, calls = monitor._probes[0], []
+    probe, calls = monitor._watch.probes[0], []
     note = probe._note
     probe._note = lambda entry: (calls.append(entry), note(entry))
     return calls
@@ -320,7 +320,7 @@ def test_a_learning_rate_that_changes_at_every_step(name, form):
     run(optimizer, twin, STEPS, on_step=lambda t: schedule.step())
     assert_is_twins(exact.reading(), twin)
     count, _, right = twin.read()
-    measured = STEPS - (monitor._probes[0]._open or 0)  # where the last interval ended
+    measured = STEPS - (monitor._watch.probes[0]._open or 0)  # where the last interval ended
     window = twin.intervals[measured - monitor.reading().count : measured]
     difference = sum(row[1] for row in window) / len(window)
     scale = sum(abs(row[1]) for row in window) / len(window)

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from equilibrate._engine.closures import watch_closures
 from equilibrate._engine.hooks import attach, is_idle, unwrap
 from equilibrate._engine.horizons import Pairs, given_mean, own_means, pair_up
-from equilibrate._engine.parameters import check_parameters
+from equilibrate._engine.parameters import Places, all_parameters, buckets, check_arguments
 from equilibrate._engine.regime import Rates
 from equilibrate._engine.sharding import Layout, as_dtensor, local
 from equilibrate._engine.tracker import Tracker
@@ -97,10 +97,7 @@ class Forecaster:
         process_group: Any | None = None,
     ) -> None:
         self._optimizer = unwrap(optimizer)
-        if not any(group["params"] for group in self._optimizer.param_groups):
-            raise ValueError("optimizer has no parameters: pass model.parameters() to it first")
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
+        check_arguments(self._optimizer, every)
         self.every = every
         self._process_group = process_group
         self._averaged = averaged
@@ -333,13 +330,8 @@ class Forecaster:
 
     def _lay_out(self) -> None:
         """Create a tracker for each group, device and dtype; the means restart."""
-        check_parameters(self._optimizer)
-        groups = self._optimizer.param_groups
-        self._layout = Layout([p for group in groups for p in group["params"]], self._process_group)
-        buckets: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
-        for i, group in enumerate(groups):
-            for p in group["params"]:
-                buckets.setdefault((i, local(p).device, p.dtype), []).append(p)
+        found = buckets(self._optimizer)
+        self._layout = Layout(all_parameters(self._optimizer), self._process_group)
         longest = _WINDOW * max(self._matches)
         rows = min(_ROWS, -(-longest // self.every))
         decays = [2 ** (-self.every / match.half_life) for match in self._matches.values()]
@@ -351,10 +343,10 @@ class Forecaster:
                 self._layout,
                 decays,
                 rows,
-                share=1 / (self._layout.processes * len(buckets)),
+                share=1 / (self._layout.processes * len(found)),
                 given=None if self._given is None else [self._given[id(p)] for p in params],
             )
-            for (group, _, _), params in buckets.items()
+            for group, params in found
         ]
         self._steps = array("q", [0] * rows)
         self._taken = 0
@@ -364,17 +356,11 @@ class Forecaster:
         """Step at which the means were started."""
         self._count = 0
         """How often they have been moved since."""
-        self._held = self._places()
+        self._places = Places(self._optimizer, found)
         self._on_gpu = any(tracker.device.type == "cuda" for tracker in self._trackers)
 
-    def _places(self) -> list[Any]:
-        """Return which parameters the optimizer holds, and where each bucket of them lies."""
-        groups = self._optimizer.param_groups
-        held: list[Any] = [list(map(id, group["params"])) for group in groups]
-        return held + [local(tracker.params[0]).device for tracker in self._trackers]
-
     def _update_layout(self) -> None:
-        if self._places() != self._held:
+        if not self._places.are_kept():
             self._lay_out()
 
     # Readings ---------------------------------------------------------------------------------
@@ -426,7 +412,7 @@ class Forecaster:
                 mean.update(
                     {id(p): _like(p, m) for p, m in zip(tracker.params, parts, strict=True)}
                 )
-        params = [p for group in self._optimizer.param_groups for p in group["params"]]
+        params = all_parameters(self._optimizer)
         return [[mean[id(p)] for p in params] for mean in found if mean]
 
 

@@ -1,23 +1,44 @@
-"""Parameters of an optimizer that a monitor accepts, and their names."""
+"""Optimizers and parameters that a monitor accepts, and how parameters are measured together."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from operator import is_
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-NamedParameters = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+from equilibrate._engine.sharding import local
+
+Bucket = tuple[int, list[Tensor]]
+"""Index of a parameter group, and those of its parameters that share a device and a dtype."""
 
 
-def check_parameters(optimizer: Optimizer) -> None:
-    """Check that there is a reading for every parameter.
+def check_arguments(optimizer: Optimizer, every: Any) -> None:
+    """Check what a monitor or a forecaster is created with.
+
+    Raises:
+        ValueError: If the optimizer has no parameters or `every` is below 1.
+    """
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise ValueError("optimizer has no parameters: pass model.parameters() to it first")
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
+
+
+def all_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups, in order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def buckets(optimizer: Optimizer) -> list[Bucket]:
+    """Return the parameters of an optimizer by group, device and dtype.
 
     Raises:
         TypeError: If one is complex, or on a device without float64.
     """
+    found: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
     for i, group in enumerate(optimizer.param_groups):
         if any(p.is_complex() for p in group["params"]):
             raise TypeError(
@@ -29,48 +50,29 @@ def check_parameters(optimizer: Optimizer) -> None:
                 f"parameter group {i} is on an MPS device, which has no float64: a monitor needs "
                 "a CPU or a CUDA device"
             )
+        for p in group["params"]:
+            found.setdefault((i, local(p).device, p.dtype), []).append(p)
+    return [(group, params) for (group, _, _), params in found.items()]
 
 
-def check_names(optimizer: Optimizer, names: dict[int, str]) -> None:
-    """Check that every parameter of the optimizer has a name.
+class Places:
+    """Which parameters an optimizer holds, and where each of its buckets lies.
 
-    Raises:
-        ValueError: If one has none.
+    Args:
+        optimizer: The optimizer.
+        found: Its buckets.
     """
-    missing = [
-        f"group {i}, parameter {j} of shape {tuple(p.shape)}"
-        for i, group in enumerate(optimizer.param_groups)
-        for j, p in enumerate(group["params"])
-        if id(p) not in names
-    ]
-    if missing:
-        raise ValueError(
-            f"named_parameters lacks {len(missing)} parameter(s) of the optimizer ({missing[0]}): "
-            "pass model.named_parameters() of the model that is optimized"
+
+    def __init__(self, optimizer: Optimizer, found: list[Bucket]) -> None:
+        self._optimizer = optimizer
+        self._params = all_parameters(optimizer)
+        self._firsts = [(params[0], local(params[0]).device) for _, params in found]
+
+    def are_kept(self) -> bool:
+        """Return whether parameters were neither exchanged nor moved to another device."""
+        now = all_parameters(self._optimizer)
+        return (
+            len(now) == len(self._params)
+            and all(map(is_, now, self._params))
+            and all(local(p).device == device for p, device in self._firsts)
         )
-
-
-def names_of(named_parameters: NamedParameters) -> dict[int, str]:
-    """Return the name of each parameter by its identity.
-
-    Raises:
-        TypeError: If they are not pairs of a name and a parameter.
-    """
-    try:
-        return {id(p): name for name, p in dict(named_parameters).items()}
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            "named_parameters must be pairs of a name and a parameter, got "
-            f"{type(named_parameters).__name__}: pass model.named_parameters()"
-        ) from error
-
-
-def describe(fingerprint: list[list[Any]]) -> str:
-    """Return what a fingerprint of parameters holds, for an error message."""
-    tensors = sum(len(group) for group in fingerprint)
-    numbers = sum(math.prod(shape) for group in fingerprint for _, shape, _ in group)
-    named = any(name for group in fingerprint for name, _, _ in group)
-    return (
-        f"{tensors} tensors of {numbers} parameters in {len(fingerprint)} group(s), "
-        f"{'with' if named else 'without'} names"
-    )
