@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import equilibrate as eq
+from equilibrate._engine.watch import Watch
 
 SKIPPED = {
     "LBFGS",  # needs a closure
@@ -127,8 +128,8 @@ def test_no_step_waits_for_the_device(monkeypatch, name, every):
 
         return wrapper
 
-    for method in ("_before", "_after"):
-        monkeypatch.setattr(eq.Monitor, method, guard(getattr(eq.Monitor, method)))
+    for method in ("before", "after"):
+        monkeypatch.setattr(Watch, method, guard(getattr(Watch, method)))
     for method in ("item", "tolist", "__float__", "__int__", "__bool__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, method, watch(getattr(torch.Tensor, method)))
     model = nn.Linear(10, 4)

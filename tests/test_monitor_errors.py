@@ -90,7 +90,7 @@ def test_parts_whose_rows_end_at_other_steps_are_added_up():
         first.grad = torch.full((4,), math.sin(t / 30)).double()
         second.grad = torch.full((4,), 0.3 * math.sin(t / 19)).double()
         optimizer.step()
-    rows = [len(probe.rows()) for probe in monitor._watch.probes]
+    rows = [len(probe.ring.rows()) for probe in monitor._watch.probes]
     assert rows[0] != rows[1]
     found, exact = monitor.reading(), plain.reading()
     assert found.stderr == pytest.approx(exact.stderr, rel=0.1)

@@ -48,5 +48,5 @@ def test_nothing_grows_with_the_number_of_steps(every):
     train(10_000)
     assert resident() - before < 2e6
     assert reading_time(monitor) < 1.5 * first + 1e-3
-    assert all(len(probe.window._lengths) <= 4096 for probe in monitor._watch.probes)
-    assert all(len(probe._entries) < 64 for probe in monitor._watch.probes)
+    assert all(len(probe.ring.window._lengths) <= 4096 for probe in monitor._watch.probes)
+    assert all(len(probe.ring.entries) < 64 for probe in monitor._watch.probes)

@@ -76,7 +76,7 @@ def test_the_trace_equals_naive_sums():
 def test_the_residual_of_a_trace_is_that_of_the_reading(momentum):
     monitor, _ = train(400, momentum=momentum)
     trace = monitor.reading().trace
-    sums = monitor._watch.probes[0].window._rows[:400, :2].sum(0)
+    sums = monitor._watch.probes[0].ring.window._rows[:400, :2].sum(0)
     origin = eq.stationarity.residual(trace.positions, trace.free, np.zeros(WIDTH)).item()
     assert trace.free[-1] == pytest.approx(sums[1].item(), rel=1e-6)
     # Without momentum the sum of L − R is the change of the norm; with it, up to μθ·b at the ends.

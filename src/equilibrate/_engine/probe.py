@@ -23,18 +23,16 @@ from torch.optim import Optimizer
 
 from equilibrate._engine.buffers import MomentumBuffers
 from equilibrate._engine.clock import Clock
-from equilibrate._engine.coefficients import host_to, over_an_interval, over_one_step
+from equilibrate._engine.coefficients import over_an_interval, over_one_step
 from equilibrate._engine.edits import EditWatch
-from equilibrate._engine.rows import Entry, make_rows
+from equilibrate._engine.ring import Ring
+from equilibrate._engine.rows import Entry
 from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
-from equilibrate._engine.skips import Skips, on_device
+from equilibrate._engine.skips import on_device
 from equilibrate._engine.sums import ALONG, NORM, choose
 from equilibrate._engine.updates import Group, Update, settings_getter, update_of
-from equilibrate._engine.window import Window
 
 _NO_GRAD = torch.no_grad()
-_BLOCK = 64
-"""Measurements between which sums are worked out together, in a few operations."""
 _NORM_PERIOD = 16
 """Steps for which N of each tensor is taken as constant if every step is measured."""
 _UNKNOWN = object()
@@ -52,6 +50,7 @@ class Probe:
         clock: Counts the steps.
         each: Whether to keep the sums of each parameter instead of their total, and its norms.
         thinned: Whether some steps are not measured. Norms are always measured then.
+        skipped: Steps that gradient scaling has skipped so far; None if it was never seen.
     """
 
     def __init__(
@@ -64,6 +63,7 @@ class Probe:
         *,
         each: bool,
         thinned: bool,
+        skipped: Tensor | None = None,
     ) -> None:
         self._optimizer = optimizer
         self.group = group
@@ -77,18 +77,10 @@ class Probe:
         self.device = device = parts[0].device
         self._dtype = parts[0].dtype
         self._sums = choose(parts)
-        self.series = len(self.params) if each else 1
-        """Number of series of sums that are kept."""
-        self.window = Window((3 if each else 2) * self.series + 2, device)
-        # The row before the first holds the measurement at which the open interval began.
-        self._ring = torch.zeros(
-            _BLOCK + 1, len(self.params), 3, dtype=torch.float64, device=device
-        )
-        self._slots = self._ring.unbind(0)  # indexing at each measurement would take longer
-        self._shards = host_to(self._ring, [float(layout.shards(p)) for p in self.params])
+        self.ring = Ring(self.params, layout, device, each=each, skipped=skipped)
+        """What was measured."""
         self._norm_known = False
         """Whether the last measurement has N."""
-        self._entries: list[Entry] = []
         self._update: Update | None = None
         self._key: Any = _UNKNOWN
         self._opened: int | None = None
@@ -104,8 +96,6 @@ class Probe:
         self._checked = False
         """Whether the parameters were checked for edits before the step."""
         self._buffers = MomentumBuffers(optimizer, self.params)
-        self.skips = Skips(device)
-        """Counts the steps that gradient scaling has skipped."""
         self._addresses: list[int] | None = None
         """Where the parameters were at the last measurement; None if not known."""
         self._unstarted = len(self.params)
@@ -114,13 +104,21 @@ class Probe:
         """Whether `_prove` has still to be called in this window."""
         self._hidden_edit: Tensor | None = None
         """Whether `_prove` has found that parameters were edited unnoticed."""
-        self.tally: Tensor | None = None
-        """ΣR over all steps so far, for a trace; None if nobody needs it."""
 
     @property
     def optimizer_group(self) -> Group:
         """The parameter group as it is now."""
         return self._optimizer.param_groups[self.group]
+
+    def squared_step(self) -> float:
+        """Return Δ² in units of R, for the settings of the last step; nan if there was none.
+
+        R = (1+μ)/(2(1−ν)) η d², and Δ = ηd.
+        """
+        if self._update is None:
+            return math.nan
+        u = self._update
+        return 2 * float(u.lr) * (1 - u.dampening) / (1 + u.momentum)
 
     def has_momentum(self) -> bool:
         """Return whether the relation is FDR1 with momentum, not the step form."""
@@ -181,7 +179,7 @@ class Probe:
         """Do what `after` does for a step that is checked or may have been skipped."""
         found = getattr(self._optimizer, "found_inf", None)
         if found is not None:  # a fused step that gradient scaling may have skipped
-            self.skips.count(found)
+            self.ring.skips.count(found)
         if self._open is not None and self._some_started(measured=measured):
             assert self._update is not None
             self._begin(self._update)
@@ -194,68 +192,9 @@ class Probe:
 
     def restart(self) -> None:
         """Begin a new window at the next step."""
-        self._entries = []
+        self.ring.reset()
         self._open = None
         self._unproven = True
-        self.window.reset()
-
-    def settle(self) -> None:
-        """Work out the rows of all measurements so far."""
-        if not self._entries:
-            return
-        entries = self._entries
-        share = self._share().squeeze(1) if self.layout.processes > 1 else None
-        ring = self._ring[: len(entries) + 1]
-        rows = make_rows(ring, entries, share, self.skips.settled, each=self.each)
-        if entries[-1].skips is not None:
-            self.skips.settled = entries[-1].skips[1]
-        if self.tally is not None:
-            self.tally += rows[:, self.series : 2 * self.series].sum()
-        first = 0
-        for i, entry in enumerate([*self._entries, None]):
-            if entry is None or not entry.steps:  # a measurement that only begins an interval
-                lengths = [e.steps for e in self._entries[first:i]]
-                self.window.extend(rows[first:i], lengths)
-                first = i + 1
-        self._ring[0] = self._ring[len(self._entries)]
-        self._entries = []
-
-    def rows(self) -> Tensor:
-        """Return the rows of this process over the window."""
-        self.settle()
-        counted = -2 if self.skips.total is not None else None
-        return self.window.rows(counted=counted, sampled=-1)
-
-    def means(self, total: Tensor) -> Tensor:
-        """Return the means over the window: L of each series, R of each series, steps.
-
-        Args:
-            total: The sum of `rows`, added up over all processes.
-        """
-        # Steps are counted by every process, and added up with the rest.
-        steps, sampled = total[-2:] / self.layout.processes
-        difference, right, *_ = total[:-2].unflatten(0, (-1, self.series))
-        right = right / sampled
-        return torch.cat([right + difference / steps, right, steps[None]])
-
-    def norms(self, total: Tensor) -> tuple[list[float], list[float]]:
-        """Return ⟨N⟩ and √(⟨Δ²⟩/⟨N⟩) over the window for each parameter; nan if it has not moved.
-
-        The learning rate is taken as constant within the window.
-
-        Args:
-            total: The sums over the window, added up over all processes. Without `each` there are
-                no norms.
-        """
-        if not self.each:
-            return [], []
-        _, right, norm = total[:-2].unflatten(0, (3, self.series))
-        mean = norm / (total[-1] / self.layout.processes)
-        if self._update is None:
-            return mean.tolist(), [math.nan] * self.series
-        u = self._update  # R = (1+μ)/(2(1−ν)) η d², and Δ = ηd
-        factor = 2 * float(u.lr) * (1 - u.dampening) / (1 + u.momentum)
-        return mean.tolist(), (factor * right / norm).sqrt().tolist()
 
     def had_hidden_edit(self) -> bool:
         """Return whether parameters were edited unnoticed since the last call."""
@@ -264,43 +203,30 @@ class Probe:
 
     def norm(self) -> float:
         """Return |θ|² of this process's part, which waits for the device."""
-        out = torch.zeros_like(self._ring[0])
+        out = torch.zeros_like(self.ring.last)
         params = self._local(self.params)
         nothing = [None] * len(params)
         choose(params).measure(Update("difference", 0.0), params, nothing, nothing, out, norm=True)
         return out[:, NORM].sum().item()
 
-    def state_sums(self) -> list[Tensor]:
-        """Return this process's part of the state, for `Layout.total`."""
-        self.settle()
-        return [self.window.state_dict()["rows"], self._ring[0] * self._share()]
-
     def state_dict(self, rows: Tensor, begun: Tensor) -> dict[str, Any]:
         """Return the state, which does not depend on how parameters are distributed.
 
         Args:
-            rows: First item of `state_sums`, added up over all processes.
-            begun: Second item of `state_sums`, added up over all processes.
+            rows: First item of `Ring.state_sums`, added up over all processes.
+            begun: Second item of `Ring.state_sums`, added up over all processes.
         """
-        rows[:, -2:] /= self.layout.processes
         is_open = self._open is not None and not self._is_edited(addresses=True)
         return {
-            "window": {**self.window.state_dict(), "rows": rows},
-            "begun": begun,
+            **self.ring.state_dict(rows, begun),
             "open": self._open if is_open else -1,
             "settings": _to_tensor([self._begun, self._update]),
             "edited": self._edits.every_step,
-            "skipped": int(self.skips),
-            "pending": self.skips.pending,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, which may come from another number of processes."""
-        self._entries = []
-        rows = state["window"]["rows"].clone()
-        rows[:, :-2] /= self.layout.processes
-        self.window.load_state_dict({**state["window"], "rows": rows})
-        self._ring[0] = state["begun"].to(self._ring.device) / self._shards[:, None]
+        self.ring.load_state_dict(state)
         self._open = None if state["open"] < 0 else state["open"]
         # The settings at the next step are compared with these: a scheduler may have changed them
         # before the state was saved, and the optimizer may not have been restored yet.
@@ -311,7 +237,6 @@ class Probe:
         self._addresses = None
         self._norm_known = True
         self._unproven = False  # sums of another number of processes cannot be compared
-        self.skips = Skips(self.device, state["skipped"], state["pending"])
 
     @property
     def _open(self) -> int | None:
@@ -343,7 +268,9 @@ class Probe:
         assert self._update is not None
         self._write(self._update)
         coefficients = over_an_interval(self._update, self._begun)
-        self._note(Entry(self._open or 0, False, coefficients, None, self.skips.note(None)))
+        self.ring.note(
+            Entry(self._open or 0, False, coefficients, None, self.ring.skips.note(None))
+        )
         self._open = 0
 
     def _restore_tensor(self, lr: Tensor) -> None:
@@ -370,7 +297,7 @@ class Probe:
         else:
             return  # each step is measured by itself
         self._write(self._update)
-        now, before = self._slot()[:, column], self._ring[len(self._entries)][:, column]
+        now, before = self.ring.next[:, column], self.ring.last[:, column]
         found = ((now - before).abs() > tolerance * before.abs()).any()
         self._hidden_edit = found if self._hidden_edit is None else self._hidden_edit | found
 
@@ -380,8 +307,8 @@ class Probe:
         if self._thinned or update.momentum > 0:
             self._write(update)
         else:
-            self._slot().zero_()  # a step by itself needs nothing else
-        self._note(Entry(0, False, (0.0,) * 5, None, self.skips.note(None)))
+            self.ring.next.zero_()  # a step by itself needs nothing else
+        self.ring.note(Entry(0, False, (0.0,) * 5, None, self.ring.skips.note(None)))
         self._open, self._begun = 0, update
         self._fresh = update.momentum > 0 and all(b is None for b in self._buffers.tensors())
 
@@ -391,7 +318,7 @@ class Probe:
         assert update is not None
         assert begun is not None
         assert self._open is not None
-        slot = self._slot()
+        slot = self.ring.next
         moving = self._write(update, moved=True)
         if self._thinned:
             self._sums.free()
@@ -404,7 +331,7 @@ class Probe:
                 coefficients = tuple(c * kept for c in coefficients)
         else:
             coefficients = over_an_interval(update, begun)
-        self._note(Entry(self._open, True, coefficients, moving, self.skips.note(found)))
+        self.ring.note(Entry(self._open, True, coefficients, moving, self.ring.skips.note(found)))
         self._open, self._begun, self._fresh = 0, update, False
 
     def _write(self, update: Update, *, moved: bool = False) -> Tensor | None:
@@ -425,27 +352,19 @@ class Probe:
         if update.source != "difference":
             gradients = [p.grad for p in self.params]
             if moved and any(g is None for g in gradients):  # SGD leaves such tensors alone
-                moves = host_to(self._ring, [float(g is not None) for g in gradients])
+                moves = self.ring.send([float(g is not None) for g in gradients])
         self._sums.measure(
             update,
             params,
             self._local_like(gradients) if update.gradient else (),
             self._local_like(self._buffers.tensors()) if update.buffer else (),
-            self._slot(),
+            self.ring.next,
             norm=norm,
         )
         if self.each and not norm:
-            self._slot()[:, NORM] = self._slots[len(self._entries)][:, NORM]
+            self.ring.next[:, NORM] = self.ring.last[:, NORM]
         self._norm_known = self.each
         return moves
-
-    def _slot(self) -> Tensor:
-        return self._slots[len(self._entries) + 1]
-
-    def _note(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        if len(self._entries) == _BLOCK:
-            self.settle()
 
     def _some_started(self, *, measured: bool) -> bool:
         """Return whether the step created some of the buffers, but not all of them at once.
@@ -496,10 +415,6 @@ class Probe:
         if not (self._distributed and tensors):
             return tensors
         return [local_like(p, t) for p, t in zip(self.params, tensors, strict=True)]
-
-    def _share(self) -> Tensor:
-        """Return a factor for each parameter, with which the total counts it once."""
-        return self._shards[:, None] / self.layout.processes
 
 
 def _to_tensor(updates: Sequence[Update | None]) -> Tensor:

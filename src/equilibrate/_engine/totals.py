@@ -41,7 +41,7 @@ class Totals(NamedTuple):
     norms: list[float]
     """⟨N⟩ of each parameter; empty if only their total is kept."""
     relative_steps: list[float]
-    """√(⟨Δ²⟩/⟨N⟩) of each parameter; empty like `norms`."""
+    """√(⟨Δ²⟩/⟨N⟩) of each parameter, nan if it has not moved; empty like `norms`."""
     alignments: list[tuple[float, int]]
     """Root mean square of z of each parameter and its samples; empty like `norms`."""
 
@@ -68,8 +68,8 @@ def take(probes: Sequence[Probe], layout: Layout, samples: Sequence[Tensor] = ()
     """
     parts: list[Tensor] = []
     for probe in probes:
-        rows = probe.rows()
-        parts += [rows.sum(0), merged(rows, probe.series)]
+        rows = probe.ring.rows()
+        parts += [rows.sum(0), merged(rows, probe.ring.series)]
     totals = layout.total([*parts, *samples])
     both, sampled = totals[: len(parts)], totals[len(parts) :]
     return [
@@ -153,14 +153,26 @@ def _nearest(ends: Floats, wanted: Floats) -> np.ndarray:
 def _averaged(
     probe: Probe, total: Tensor, changes: Floats, processes: int, samples: Sequence[Tensor]
 ) -> Totals:
-    *sides, steps = probe.means(total).tolist()
+    series = probe.ring.series
+    # Steps are counted by every process, and added up with the rest.
+    steps, sampled = (total[-2:] / processes).tolist()
+    difference, right, *norms = total[:-2].unflatten(0, (-1, series))
+    right = right / sampled
     path = np.concatenate([np.zeros((1, changes.shape[1])), np.cumsum(changes, axis=0)])
     with np.errstate(invalid="ignore", divide="ignore"):  # no step, or a gradient not finite
         potential = -path[:, :-1] / steps
-    left, right = sides[: probe.series], sides[probe.series :]
-    found = alignments(samples[0]) if samples else []
-    positions = path[:, -1] / processes
-    return Totals(left, right, steps, potential, positions, *probe.norms(total), found)
+    norm = norms[0] / sampled if norms else right[:0]
+    return Totals(
+        (right + difference / steps).tolist(),
+        right.tolist(),
+        steps,
+        potential,
+        path[:, -1] / processes,
+        norm.tolist(),
+        # The learning rate is taken as constant within the window.
+        (probe.squared_step() * right[: len(norm)] / norm).sqrt().tolist(),
+        alignments(samples[0]) if samples else [],
+    )
 
 
 def _sides(

@@ -129,7 +129,7 @@ class TraceRecorder:
 
     def _forget_tallies(self) -> None:
         for probe in self._probes:
-            probe.tally = torch.zeros((), dtype=torch.float64, device=probe.device)
+            probe.ring.tally = torch.zeros((), dtype=torch.float64, device=probe.device)
 
     def _begin(self, step: int) -> None:
         self._count, self._spacing, self._begun = 0, self._every, step
@@ -154,10 +154,10 @@ class TraceRecorder:
         """Return ΣR since the trace began, in units of free diffusion."""
         total = self._rows.new_zeros(())
         for probe, settings in zip(self._probes, self._settings, strict=True):
-            probe.settle()
-            assert probe.tally is not None
+            probe.ring.settle()
+            assert probe.ring.tally is not None
             factor = 1.0 if probe.has_momentum() else settings[2]
-            total = total + factor * probe.tally.to(self._device, non_blocking=True)
+            total = total + factor * probe.ring.tally.to(self._device, non_blocking=True)
         return total if self._offset is None else total - self._offset
 
     def _scales(self) -> list[float | Tensor]:

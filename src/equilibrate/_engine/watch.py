@@ -18,7 +18,6 @@ from equilibrate._engine.names import Names
 from equilibrate._engine.parameters import Places, all_parameters, buckets
 from equilibrate._engine.probe import Probe
 from equilibrate._engine.sharding import Layout
-from equilibrate._engine.skips import Skips
 from equilibrate._engine.trace import TraceRecorder
 from equilibrate._engine.updates import learning_rate
 
@@ -84,7 +83,7 @@ class Watch:
     @property
     def skipped(self) -> int:
         """Steps that gradient scaling has skipped; it waits for the device."""
-        return int(self.probes[0].skips) if self.probes else 0
+        return int(self.probes[0].ring.skips) if self.probes else 0
 
     def lr(self, group: int) -> float:
         """Return the learning rate of a group at the last measured step; nan if there is none."""
@@ -195,7 +194,7 @@ class Watch:
 
     def lay_out(self) -> None:
         """Create a probe for each group, device and dtype; windows restart."""
-        skipped = self.probes[0].skips.total if self.probes else None
+        skipped = self.probes[0].ring.skips.total if self.probes else None
         found = buckets(self.optimizer)
         self.layout = Layout(all_parameters(self.optimizer), self._process_group)
         each = bool(self.names) or not self.scale_invariant
@@ -208,13 +207,11 @@ class Watch:
                 self.clock,
                 each=each,
                 thinned=self.every > 1,
+                skipped=skipped,
             )
             for group, params in found
         ]
         self.alignments = Alignments([params for _, params in found if each], self.layout)
-        if skipped is not None:
-            for probe in self.probes:
-                probe.skips = Skips(probe.device, skipped)
         if self._traces:
             self.trace = TraceRecorder(self.probes, self.layout, self.every)
         self.start = self.clock.steps
@@ -238,7 +235,7 @@ class Watch:
         """Return the state, which is the same on all processes; each of them must call it."""
         self.update_layout()
         traced = [] if self.trace is None else self.trace.state_sums()
-        sums = [*(probe.state_sums() for probe in self.probes), traced, self.alignments.sums()]
+        sums = [*(probe.ring.state_sums() for probe in self.probes), traced, self.alignments.sums()]
         totals = iter(self.layout.total([part for parts in sums for part in parts]))
         return {
             "step": self.clock.steps,
