@@ -165,13 +165,12 @@ class Monitor:
         if not self._names:
             raise ValueError(NO_NAMES)
         self._watch.update_layout()
-        names = self._names.by_identity()
-        found: dict[str, Reading] = {}
+        found: dict[int, Reading] = {}
         for probe, part in zip(self._watch.probes, self._totals(), strict=True):
             lr = self._watch.lr(probe.group)
             for p, sides in zip(probe.params, totals.apart(part), strict=True):
-                found[names[id(p)]] = self._reading(sides, lr)
-        return self._names.in_order(found)
+                found[id(p)] = self._reading(sides, lr)
+        return self._names.label(found)
 
     def parameter_rotations(self) -> dict[str, Rotation]:
         """Return for each parameter by how much a step turns it, and whether it is scale-invariant.
@@ -184,13 +183,12 @@ class Monitor:
         if not self._names:
             raise ValueError(NO_NAMES)
         self._watch.update_layout()
-        names = self._names.by_identity()
-        found: dict[str, Rotation] = {}
+        found: dict[int, Rotation] = {}
         for probe, part in zip(self._watch.probes, self._totals(), strict=True):
             group, lr = self._optimizer.param_groups[probe.group], self._watch.lr(probe.group)
             turned = rotations(part, self._optimizer, group, lr)
-            found |= {names[id(p)]: each for p, each in zip(probe.params, turned, strict=True)}
-        return self._names.in_order(found)
+            found |= {id(p): each for p, each in zip(probe.params, turned, strict=True)}
+        return self._names.label(found)
 
     def outlook(self, threshold: float = 0.01, remaining: int | None = None) -> Outlook:
         """Tell whether |L/R − 1| can fall below a threshold, and how long that would take.

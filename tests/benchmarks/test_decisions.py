@@ -1,8 +1,6 @@
 """The benchmark of rules: its truth is exact, it runs the library's own rule, and tables fit it."""
 
-import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +10,6 @@ import pytest
 from equilibrate.rules import Stationary
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Import a benchmark script, which finds its neighbours on the path."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == BENCHMARKS:
-            del sys.modules[name]
 
 
 def run_of(load, name, repetitions, *, keep=False, **changes):

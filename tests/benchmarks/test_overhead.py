@@ -1,25 +1,9 @@
 """The overhead benchmarks run at tiny sizes, and their results become tables and figures."""
 
-import importlib
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Import a benchmark script, which finds its neighbours on the path."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == BENCHMARKS:
-            del sys.modules[name]
 
 
 def test_dry_run_writes_each_variant_and_keeps_earlier_cases(load, tmp_path):

@@ -34,7 +34,7 @@ class Names:
 
     def __init__(self, optimizer: Optimizer, named_parameters: NamedParameters | None) -> None:
         self._optimizer = optimizer
-        self._given = None if named_parameters is None else _by_identity(named_parameters)
+        self._given = None if named_parameters is None else _read(named_parameters)
         if self._given is not None:
             _check(optimizer, self._given)
 
@@ -43,7 +43,7 @@ class Names:
         groups = self._optimizer.param_groups
         return self._given is not None or any("param_names" in group for group in groups)
 
-    def by_identity(self) -> dict[int, str]:
+    def _by_identity(self) -> dict[int, str]:
         """Return the name of every parameter: as given, the optimizer's own, or its place."""
         names: dict[int, str] = {}
         for i, group in enumerate(self._optimizer.param_groups):
@@ -53,10 +53,12 @@ class Names:
                 names[id(p)] = (self._given or {}).get(id(p), fallback)
         return names
 
-    def in_order(self, found: Mapping[str, T]) -> dict[str, T]:
-        """Return what was found by name, in the order of the names given."""
-        order = [name for name in (self._given or {}).values() if name in found]
-        return {name: found[name] for name in dict.fromkeys([*order, *found])}
+    def label(self, found: Mapping[int, T]) -> dict[str, T]:
+        """Return what was found for each parameter by its name, in the order of the names given."""
+        names = self._by_identity()
+        named = {names[key]: value for key, value in found.items()}
+        order = [name for name in (self._given or {}).values() if name in named]
+        return {name: named[name] for name in dict.fromkeys([*order, *named])}
 
     def given(self) -> dict[str, Tensor] | None:
         """Return the parameters whose names were given; None if none were."""
@@ -67,7 +69,7 @@ class Names:
 
     def fingerprint(self, layout: Layout) -> list[list[Any]]:
         """Return name, shape and dtype of each parameter of each group, to tell models apart."""
-        names = self.by_identity() if self else {}
+        names = self._by_identity() if self else {}
         return [
             [[names.get(id(p), ""), layout.shape(p), str(p.dtype)] for p in group["params"]]
             for group in self._optimizer.param_groups
@@ -85,7 +87,7 @@ def describe(fingerprint: list[list[Any]]) -> str:
     )
 
 
-def _by_identity(named_parameters: NamedParameters) -> dict[int, str]:
+def _read(named_parameters: NamedParameters) -> dict[int, str]:
     try:
         return {id(p): name for name, p in dict(named_parameters).items()}
     except (TypeError, ValueError) as error:
