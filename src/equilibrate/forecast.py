@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,21 +14,22 @@ from torch.optim.swa_utils import AveragedModel
 
 from equilibrate._engine.closures import watch_closures
 from equilibrate._engine.hooks import attach, is_idle, unwrap
-from equilibrate._engine.horizons import Pairs, given_mean, own_means, pair_up
+from equilibrate._engine.horizons import (
+    WINDOW,
+    Pairs,
+    forecast,
+    given_mean,
+    own_means,
+    pair_up,
+)
 from equilibrate._engine.parameters import Places, all_parameters, buckets, check_arguments
 from equilibrate._engine.regime import Rates
-from equilibrate._engine.sharding import Layout, as_dtensor, local
+from equilibrate._engine.sharding import Layout, distribute_like, local
 from equilibrate._engine.tracker import Tracker
-from equilibrate.estimates import Estimate
-from equilibrate.gains import Forecast, average
-from equilibrate.solvable.cooldown import Match
+from equilibrate.gains import Forecast
 
-_WINDOW = 8
-"""Horizons that are averaged over at most."""
 _ROWS = 4096
 """Samples that are kept at most."""
-_FEWEST = 8
-"""Samples without which there is no error bar."""
 _NO_GRAD = torch.no_grad()
 
 
@@ -145,7 +145,7 @@ class Forecaster:
         steps, samples = self._samples()
         start = max(self._start, self._rates.constant_since())
         return tuple(
-            self._forecast(horizon, match, start, steps, samples[:, [i, -1]])
+            forecast(horizon, match, self._step, start, self.every, steps, samples[:, [i, -1]])
             for i, (horizon, match) in enumerate(self._matches.items())
         )
 
@@ -332,7 +332,7 @@ class Forecaster:
         """Create a tracker for each group, device and dtype; the means restart."""
         found = buckets(self._optimizer)
         self._layout = Layout(all_parameters(self._optimizer), self._process_group)
-        longest = _WINDOW * max(self._matches)
+        longest = WINDOW * max(self._matches)
         rows = min(_ROWS, -(-longest // self.every))
         decays = [2 ** (-self.every / match.half_life) for match in self._matches.values()]
         self._trackers = [
@@ -376,56 +376,16 @@ class Forecaster:
         steps = self._steps[:kept].tolist()
         return steps[first:] + steps[:first], total.roll(-first, 0)
 
-    def _forecast(
-        self, horizon: int, match: Match, start: int, steps: Sequence[int], samples: Tensor
-    ) -> Forecast:
-        """Return the forecast of one horizon.
-
-        Args:
-            horizon: Length of the cooldown.
-            match: How the samples relate to its gain.
-            start: Step since which the samples tell of the present.
-            steps: At which step each sample was taken.
-            samples: (θ − m)·g of each, and whether the step was made.
-        """
-
-        def none(reason: str) -> Forecast:
-            return Forecast(horizon, Estimate(math.nan, math.nan), self._step, reason)
-
-        seen = self._step - start
-        if seen < (needed := max(horizon + _FEWEST * self.every, 2 * _FEWEST * self.every)):
-            return none(f"{seen} of {needed} steps seen at this learning rate")
-        first = start + max(horizon, seen // 2, seen - _WINDOW * horizon)
-        chosen = samples[[i for i, step in enumerate(steps) if step >= first]]
-        values = match.factor / 2 * chosen[chosen[:, 1] > 0.5, 0]
-        if len(values) < _FEWEST:
-            return none("gradient scaling has skipped almost every step")
-        if not values.isfinite().all():
-            return none("gradients were not finite")
-        return Forecast(horizon, average(values.tolist()), self._step)
-
     def _means(self) -> list[list[Tensor]]:
         """Return the means in the order of the parameters, distributed as these are."""
         found: list[dict[int, Tensor]] = [{} for _ in self._matches]
         for tracker in self._trackers:
             for mean, parts in zip(found, tracker.means(), strict=False):
                 mean.update(
-                    {id(p): _like(p, m) for p, m in zip(tracker.params, parts, strict=True)}
+                    {
+                        id(p): distribute_like(p, m)
+                        for p, m in zip(tracker.params, parts, strict=True)
+                    }
                 )
         params = all_parameters(self._optimizer)
         return [[mean[id(p)] for p in params] for mean in found if mean]
-
-
-def _like(param: Tensor, part: Tensor) -> Tensor:
-    """Return the local part of a mean as a tensor that is distributed as its parameter is."""
-    distributed = as_dtensor(param)
-    if distributed is None:
-        return part
-    return type(distributed).from_local(
-        part,
-        distributed.device_mesh,
-        distributed.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
-    )

@@ -1,16 +1,24 @@
-"""Which mean of the parameters forecasts which cooldown, and averages that somebody else keeps."""
+"""Which mean of the parameters forecasts which cooldown, and what its samples forecast."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from equilibrate._engine.parameters import all_parameters
+from equilibrate.estimates import Estimate
+from equilibrate.gains import Forecast, average
 from equilibrate.solvable.cooldown import Match, exponential_match
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
+WINDOW = 8
+"""Horizons that are averaged over at most."""
+_FEWEST = 8
+"""Samples without which there is no error bar."""
 _HALF_LIFE = 0.242
 """Half-life of the mean that fits a cooldown, relative to its length, if it moves every step."""
 
@@ -61,7 +69,7 @@ def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, 
         ValueError: If a parameter has no average, or one of another shape.
     """
     groups = optimizer.param_groups
-    params = [p for group in groups for p in group["params"]]
+    params = all_parameters(optimizer)
     if isinstance(averaged, AveragedModel):
         names = [name for group in groups for name in group.get("param_names", [])]
         if len(names) == len(params):
@@ -91,3 +99,40 @@ def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, 
                 "averaged=zip(model.parameters(), averaged.module.parameters())"
             )
     return {id(p): found[id(p)] for p in params}
+
+
+def forecast(
+    horizon: int,
+    match: Match,
+    now: int,
+    start: int,
+    every: int,
+    steps: Sequence[int],
+    samples: Tensor,
+) -> Forecast:
+    """Return the forecast of one horizon.
+
+    Args:
+        horizon: Length of the cooldown.
+        match: How the samples relate to its gain.
+        now: Steps so far.
+        start: Step since which the samples tell of the present.
+        every: Steps from one sample to the next.
+        steps: At which step each sample was taken.
+        samples: (θ − m)·g of each, and whether the step was made.
+    """
+
+    def none(reason: str) -> Forecast:
+        return Forecast(horizon, Estimate(math.nan, math.nan), now, reason)
+
+    seen = now - start
+    if seen < (needed := max(horizon + _FEWEST * every, 2 * _FEWEST * every)):
+        return none(f"{seen} of {needed} steps seen at this learning rate")
+    first = start + max(horizon, seen // 2, seen - WINDOW * horizon)
+    chosen = samples[[i for i, step in enumerate(steps) if step >= first]]
+    values = match.factor / 2 * chosen[chosen[:, 1] > 0.5, 0]
+    if len(values) < _FEWEST:
+        return none("gradient scaling has skipped almost every step")
+    if not values.isfinite().all():
+        return none("gradients were not finite")
+    return Forecast(horizon, average(values.tolist()), now)

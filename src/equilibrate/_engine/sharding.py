@@ -51,6 +51,21 @@ def local_like(param: Tensor, other: Tensor | None) -> Tensor | None:
     return local(second)
 
 
+def distribute_like(param: Tensor, part: Tensor) -> Tensor:
+    """Return the local part of a mean as a tensor that is distributed as its parameter is."""
+    distributed = as_dtensor(param)
+    if distributed is None:
+        return part
+    return type(distributed).from_local(
+        part,
+        distributed.device_mesh,
+        distributed.placements,
+        run_check=False,
+        shape=param.shape,
+        stride=param.stride(),
+    )
+
+
 def shard_index(param: Tensor, layout: Layout) -> int:
     """Return a number that differs between the shards of a parameter, and not between replicas."""
     index = 0
