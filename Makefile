@@ -81,6 +81,7 @@ clean:  ## Take away what the verbs made, except runs/
 	$(TRAINERS)/$(INSTALL) torch --editable '.[trainers]'
 	@touch $@
 
+# torchtitan imports triton without asking for it: it comes with torch for GPUs only.
 .venv-trainers/.torchtitan: .venv-trainers/.trainers
-	$(TRAINERS)/$(INSTALL) torch --editable '.[trainers,torchtitan]'
+	$(TRAINERS)/$(INSTALL) torch triton --editable '.[trainers,torchtitan]'
 	@touch $@
