@@ -91,6 +91,12 @@ def thinning_table(results: Mapping[str, Any]) -> str:
     return markdown(["k", "both sides sampled", "`Monitor(every=k)`"], rows)
 
 
+def neighbours_table(results: Mapping[str, Any]) -> str:
+    """Return the time of a step relative to a bare one, for each variant."""
+    rows = [[name, _ratio(row, 3)] for name, row in results["variants"].items() if name != "bare"]
+    return markdown(["", "ratio"], rows)
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     table = [head, ["---"] * len(head), *rows]
@@ -122,6 +128,8 @@ def tables(results: Path) -> dict[str, str]:
         found["gpu memory"] = memory_table(gpu)
     if thinning := _load(results / "thinning.json"):
         found["thinning"] = thinning_table(thinning)
+    if neighbours := _load(results / "neighbours.json"):
+        found["neighbours"] = neighbours_table(neighbours)
     return found
 
 
