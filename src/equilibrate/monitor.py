@@ -56,8 +56,8 @@ class Monitor:
             does not depend on, as before a normalisation layer. FDR1 of such a weight describes the
             balance of its norm and weight decay, not the loss. They are recognised from their
             gradients at the first measured steps (`scale_invariance.Rotation`).
-        trace: Record the positions of the parameters at a bounded number of steps since the last
-            reset, for `reading().trace` and for rules that need it, such as `rules.Stationary`.
+        trace: Record the positions of the parameters whenever `mark` is called, for
+            `reading().trace` and for rules that need it, such as `rules.Stationary`.
 
     Raises:
         TypeError: If `optimizer` is not an optimizer, `named_parameters` are not pairs, or a
@@ -223,6 +223,17 @@ steps: it will not equilibrate in this run
     def reset(self) -> None:
         """Restart the averaging window. The step counter keeps running."""
         self._watch.reset()
+
+    def mark(self) -> None:
+        """Record where the parameters are now, if the monitor was created with `trace=True`.
+
+        Call it at the end of each epoch; an `FDRScheduler` does so whenever it asks its rule. If
+        examples are reshuffled in each epoch, the noise of its steps almost cancels, so positions
+        within an epoch say little about where training goes. At most 128 positions are stored:
+        then every other one is dropped, and only every second call is recorded. No step waits for
+        the device.
+        """
+        self._watch.mark()
 
     def detach(self) -> None:
         """Remove the hooks. Past readings stay available."""

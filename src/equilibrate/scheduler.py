@@ -162,7 +162,7 @@ class FDRScheduler(LRScheduler):
         """Whether to take the reading of each parameter before a lowering restarts the window."""
         self.kept_layers: dict[str, Reading] = {}
         """The reading of each parameter at the last lowering, if `keep_layers` is set."""
-        self._seen = self._decided = monitor.step
+        self._seen = self._decided = self._marked = monitor.step
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
 
@@ -194,16 +194,17 @@ class FDRScheduler(LRScheduler):
                 self._losses.add(self.monitor.step, checked)
         if getattr(self, "_is_initial", False):
             self._start(self._current())
-        else:
-            last, decision = self.last_decision, self._decide()
-            self.last_decision = decision
-            if decision.reading is not last.reading:  # the rule was asked
-                made = decision.lowered, decision.reason, decision.lrs
-                self.judgements.append(Judgement(self.monitor.step, *made))
-            if decision.lowered:
-                self.kept_layers = self.monitor.parameter_readings() if self.keep_layers else {}
-                self.restart()
+            super().step(epoch)
+            return
+        last, decision = self.last_decision, self._decide()
+        self.last_decision = decision
+        if decision.reading is not last.reading:  # the rule was asked
+            made = decision.lowered, decision.reason, decision.lrs
+            self.judgements.append(Judgement(self.monitor.step, *made))
         super().step(epoch)
+        if decision.lowered:
+            self.kept_layers = self.monitor.parameter_readings() if self.keep_layers else {}
+            self.restart()  # after the learning rate is set, with which a trace begins
 
     def __repr__(self) -> str:
         return f"FDRScheduler({self.rule}, factor={self.factor:g}, {self.last_decision.reason!r})"
@@ -215,6 +216,8 @@ class FDRScheduler(LRScheduler):
     def restart(self) -> None:
         """Restart all averages, as after a lowering. The learning rate stays as it is."""
         self.monitor.reset()
+        self.monitor.mark()
+        self._marked = self.monitor.step
         if self.forecaster is not None:
             self.forecaster.reset()
         if self._losses is not None:
@@ -246,6 +249,7 @@ class FDRScheduler(LRScheduler):
             "min_steps": self.min_steps,
             "seen": self._seen,
             "decided": self._decided,
+            "marked": self._marked,
             "decision": decision,
             "monitor": self.monitor.state_dict(),
             "forecaster": None if self.forecaster is None else self.forecaster.state_dict(),
@@ -285,6 +289,7 @@ class FDRScheduler(LRScheduler):
         self._last_lr = list(state_dict["last_lr"])
         self.base_lrs = list(state_dict["base_lrs"])
         self._seen, self._decided = state_dict["seen"], state_dict["decided"]
+        self._marked = state_dict["marked"]
         decision = dict(state_dict["decision"])
         reading = Reading(**decision.pop("reading"))
         self.last_decision = Decision(reading=reading, lrs=tuple(decision.pop("lrs")), **decision)
@@ -318,6 +323,9 @@ class FDRScheduler(LRScheduler):
             )
         if (steps := self._seen - self._decided) < self.min_steps:
             return wait(f"too few steps: {steps} of {self.min_steps} since the last check")
+        if self._seen - self._marked >= self.min_steps:
+            self.monitor.mark()
+            self._marked = self._seen
         reading = self.monitor.reading()
         if 0 < reading.count < self.min_steps:
             return wait(f"too few steps: {reading.count} of {self.min_steps} in the window")

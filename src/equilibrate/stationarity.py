@@ -42,7 +42,7 @@ class Trace:
     """
 
     steps: NDArray[np.int64]
-    """Steps since the restart, of shape (n,), in equal intervals that begin at 0."""
+    """Steps since the first of them, of shape (n,), usually in equal intervals."""
     positions: Array
     """Sketches of the parameters at these steps, of shape (n, m)."""
     free: Array
@@ -133,6 +133,23 @@ def lagging_mean(positions: Array) -> Array:
     """
     intervals = positions.shape[-2] - 1
     return positions[..., intervals // 4 + 1 : intervals // 2 + 1, :].mean(-2)
+
+
+def squared_path(positions: Array) -> Array:
+    """Return the sums of the squared distances between successive positions, from 0.
+
+    It is the displacement that the noise between two positions would cause without a restoring
+    force, as `Trace.free` is, but without what cancels within each interval. That is most of it
+    where examples are reshuffled and an interval is an epoch.
+
+    Args:
+        positions: Positions of shape (…, n, m).
+
+    Returns:
+        The sums, of shape (…, n).
+    """
+    steps = _square(np.diff(positions, axis=-2))
+    return np.concatenate([np.zeros_like(steps[..., :1]), np.cumsum(steps, axis=-1)], axis=-1)
 
 
 def assess(positions: Array, free: Array) -> Assessment:

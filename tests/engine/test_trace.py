@@ -18,8 +18,11 @@ def sketch(tensors):
     return found([1.0] * len(params), torch.device("cpu")).numpy()
 
 
-def train(steps, *, optimizer=None, monitor=None, size=5, seed=0, **kwargs):
-    """Train on noise around a minimum, and return the positions before each step and the last."""
+def train(steps, *, optimizer=None, monitor=None, marked=1, size=5, seed=0, **kwargs):
+    """Train on noise around a minimum; return the positions before each step and the last.
+
+    Every `marked`-th of them is recorded.
+    """
     if optimizer is None:
         theta = nn.Parameter(torch.linspace(-1, 1, size, dtype=torch.float64))
         optimizer = torch.optim.SGD([theta], lr=0.1, **kwargs)
@@ -27,11 +30,14 @@ def train(steps, *, optimizer=None, monitor=None, size=5, seed=0, **kwargs):
     (theta,) = optimizer.param_groups[0]["params"]
     generator = torch.Generator().manual_seed(seed)
     seen = [theta.detach().clone()]
-    for _ in range(steps):
+    monitor.mark()
+    for step in range(1, steps + 1):
         noise = torch.randn(theta.shape, generator=generator, dtype=torch.float64)
         theta.grad = (0.5 * theta.detach().double() + noise).to(theta.dtype)
         optimizer.step()
         seen.append(theta.detach().clone())
+        if step % marked == 0:
+            monitor.mark()
     return monitor, torch.stack(seen).double()
 
 
@@ -99,12 +105,15 @@ def test_free_diffusion_is_one_whatever_the_momentum(kind, settings):
     optimizer = kind([theta], lr=0.01, **settings)
     monitor = eq.Monitor(optimizer, trace=True, every=1)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(1600):
+    monitor.mark()
+    for step in range(1, 1601):
         theta.grad = torch.randn(1000, generator=generator, dtype=torch.float64)
         optimizer.step()
+        if step % 320 == 0:
+            monitor.mark()
     trace = monitor.reading().trace
-    assert trace.steps[-1] == 1600
-    x, v = trace.positions[::20], trace.free[::20]
+    assert trace.steps.tolist() == list(range(0, 1601, 320))
+    x, v = trace.positions, trace.free
     assert ((x[1:] - x[:-1]) ** 2).sum() / (v[-1] - v[0]) == pytest.approx(1, abs=0.3)
 
 
@@ -125,7 +134,9 @@ def test_groups_are_weighted_by_their_learning_rates():
     monitor = eq.Monitor(optimizer, trace=True, every=1)
     for p in params:
         p.grad = torch.ones(3, dtype=torch.float64)
+    monitor.mark()
     optimizer.step()
+    monitor.mark()
     trace = monitor.reading().trace
     moved = ((trace.positions[1] - trace.positions[0]) ** 2).sum()
     assert moved == pytest.approx(3 * 0.1**2 / 0.2 + 3 * 0.4**2 / 0.8)
@@ -145,7 +156,8 @@ def test_training_is_the_same_with_a_trace(dtype):
 def test_half_precision_and_thinning():
     theta = nn.Parameter(torch.ones(200, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([theta], lr=0.1)
-    monitor, seen = train(64, optimizer=optimizer, monitor=eq.Monitor(optimizer, trace=True))
+    monitor = eq.Monitor(optimizer, trace=True)
+    monitor, seen = train(64, optimizer=optimizer, monitor=monitor, marked=16)
     trace = monitor.reading().trace
     assert trace.steps.tolist() == [0, 16, 32, 48, 64]
     moved = ((trace.positions[-1] - trace.positions[0]) ** 2).sum() * 0.2
@@ -156,7 +168,7 @@ def test_a_changed_learning_rate_restarts_it_and_so_does_a_reset():
     monitor, _ = train(50)
     monitor.optimizer.param_groups[0]["lr"] = 0.05
     train(10, optimizer=monitor.optimizer, monitor=monitor)
-    assert monitor.reading().trace.steps.tolist() == list(range(10))
+    assert monitor.reading().trace.steps.tolist() == list(range(11))
     monitor.reset()
     assert len(monitor.reading().trace) == 0
     train(3, optimizer=monitor.optimizer, monitor=monitor)
@@ -192,8 +204,22 @@ def test_a_state_of_another_layout_restarts_the_trace():
     assert len(monitor.reading().trace) == 6
 
 
+def test_a_second_mark_at_the_same_step_changes_nothing():
+    monitor, _ = train(3)
+    monitor.mark()
+    assert monitor.reading().trace.steps.tolist() == [0, 1, 2, 3]
+
+
+def test_parameters_without_storage_have_no_place_yet():
+    theta = nn.Parameter(torch.ones(2, device="meta"))
+    monitor = eq.Monitor(torch.optim.SGD([theta], lr=0.1), trace=True)
+    monitor.mark()
+    assert len(monitor._watch.trace.parts()[0]) == 0
+
+
 def test_without_a_trace_there_is_none():
     theta = nn.Parameter(torch.ones(2))
     monitor = eq.Monitor(torch.optim.SGD([theta], lr=0.1))
+    monitor.mark()
     assert monitor.reading().trace is None
     assert not monitor.traces

@@ -387,6 +387,7 @@ def traced(steps):
         monitor = eq.Monitor(optimizer, every=1, trace=True)
         generator = torch.Generator().manual_seed(0)
         for t in range(steps):
+            monitor.mark()
             if t == steps // 2:
                 monitor.load_state_dict(monitor.state_dict())
             noise = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in params]

@@ -1,4 +1,4 @@
-"""Records sketches of the parameters at a bounded number of steps, for `equilibrate.Trace`.
+"""Records sketches of the parameters at a bounded number of moments, for `equilibrate.Trace`.
 
 A sketch multiplies each parameter with a random sign and adds them up in `WIDTH` buckets. It is
 linear, and its squared norm is |θ|² on average, with the variance 2|θ|⁴/WIDTH. Signs come from
@@ -37,13 +37,11 @@ class TraceRecorder:
     Args:
         probes: The probes, which also measure the right side.
         layout: How the parameters are distributed over processes.
-        every: Steps between two measurements of the probes.
     """
 
-    def __init__(self, probes: Sequence[Probe], layout: Layout, every: int) -> None:
+    def __init__(self, probes: Sequence[Probe], layout: Layout) -> None:
         self._probes = list(probes)
         self._layout = layout
-        self._every = every
         self._device = self._probes[0].device
         self._rows = torch.zeros(CAPACITY, WIDTH + 1, dtype=torch.float64, device=self._device)
         self._sketch = Sketch([p for probe in self._probes for p in probe.params], layout)
@@ -52,34 +50,39 @@ class TraceRecorder:
 
     def restart(self) -> None:
         """Drop all records; the next one is the first."""
-        self._count, self._spacing, self._begun = 0, self._every, 0
+        self._steps: list[int] = []
+        """Step of each record, since the last reset of the monitor."""
+        self._marks = 0
+        """Moments so far, of which every `_stride`-th is recorded."""
+        self._stride = 1
+        self._last = -1
+        """Step of the last of them."""
         self._settings: list[tuple[float, ...]] = []
         self._offset: Tensor | None = None
 
-    def before(self, step: int) -> None:
-        """Record where the parameters are before a step, if it is the first one.
+    def mark(self, step: int) -> None:
+        """Record where the parameters are, or begin again if learning rates have changed.
 
         Args:
             step: Steps since the last reset of the monitor.
         """
-        if not self._count:
-            self._begin(step)
-
-    def after(self, step: int) -> None:
-        """Record where the parameters are after a measured step, if it is due.
-
-        Args:
-            step: Steps since the last reset of the monitor.
-        """
-        if (step - self._begun) % self._spacing == 0:
-            if self._has_changed():
-                self._begin(step)
-            else:
-                self._append()
+        if any(p.is_meta for probe in self._probes for p in probe.params):
+            return  # there is no place yet
+        if self._steps and self._has_changed():
+            self.restart()
+        if step == self._last:
+            return
+        if not self._steps:
+            self._settings = [_settings(probe.optimizer_group) for probe in self._probes]
+            self._offset = self._free()
+        if self._marks % self._stride == 0:
+            self._append(step)
+        self._marks += 1
+        self._last = step
 
     def parts(self) -> list[Tensor]:
         """Return this process's records, for `Layout.total`."""
-        return [self._rows[: self._count]]
+        return [self._rows[: len(self._steps)]]
 
     def read(self, rows: Tensor) -> Trace:
         """Return the trace.
@@ -88,14 +91,14 @@ class TraceRecorder:
             rows: What `parts` returns, added up over all processes.
         """
         found = rows.cpu().numpy()
-        steps = np.arange(len(found)) * self._spacing
+        steps = np.array(self._steps, dtype=np.int64) - (self._steps[0] if self._steps else 0)
         return Trace(steps, found[:, :-1].copy(), found[:, -1].copy())
 
     def state_sums(self) -> list[Tensor]:
         """Return this process's part of the state, for `Layout.total`."""
         rows = self._rows.clone()
-        rows[self._count :] = 0
-        return [rows, self._free() if self._count else self._rows.new_zeros(())]
+        rows[len(self._steps) :] = 0
+        return [rows, self._free() if self._steps else self._rows.new_zeros(())]
 
     def state_dict(self, rows: Tensor, free: Tensor) -> dict[str, Any]:
         """Return the state.
@@ -107,9 +110,10 @@ class TraceRecorder:
         return {
             "rows": rows,
             "free": free,
-            "count": self._count,
-            "spacing": self._spacing,
-            "begun": self._begun,
+            "steps": list(self._steps),
+            "marks": self._marks,
+            "stride": self._stride,
+            "last": self._last,
             "settings": [list(values) for values in self._settings],
             "layout": self._sketch.layout(),
         }
@@ -118,37 +122,29 @@ class TraceRecorder:
         """Restore a state, or restart if its sketches were made with other signs."""
         self.restart()
         self._forget_tallies()
-        if not state or state["layout"] != self._sketch.layout() or not state["count"]:
+        if not state or state["layout"] != self._sketch.layout() or not state["steps"]:
             return
         processes = self._layout.processes
         self._rows.copy_(state["rows"] / processes)
         self._offset = -state["free"].to(self._device) / processes
-        self._count, self._spacing = state["count"], state["spacing"]
-        self._begun = state["begun"]
+        self._steps, self._marks = list(state["steps"]), state["marks"]
+        self._stride, self._last = state["stride"], state["last"]
         self._settings = [tuple(values) for values in state["settings"]]
 
     def _forget_tallies(self) -> None:
         for probe in self._probes:
             probe.ring.tally = torch.zeros((), dtype=torch.float64, device=probe.device)
 
-    def _begin(self, step: int) -> None:
-        self._count, self._spacing, self._begun = 0, self._every, step
-        groups = [probe.optimizer_group for probe in self._probes]
-        self._settings = [_settings(group) for group in groups]
-        self._offset = None
-        self._offset = self._free()
-        self._append()
-
-    def _append(self) -> None:
-        if self._count == CAPACITY:
-            self._count //= 2
-            self._rows[: self._count] = self._rows[::2].clone()
-            self._spacing *= 2
+    def _append(self, step: int) -> None:
+        if len(self._steps) == CAPACITY:
+            self._steps = self._steps[::2]
+            self._rows[: len(self._steps)] = self._rows[::2].clone()
+            self._stride *= 2
         with torch.no_grad():
-            row = self._rows[self._count]
+            row = self._rows[len(self._steps)]
             row[:-1] = self._sketch(self._scales(), self._device)
             row[-1] = self._free()
-        self._count += 1
+        self._steps.append(step)
 
     def _free(self) -> Tensor:
         """Return ΣR since the trace began, in units of free diffusion."""

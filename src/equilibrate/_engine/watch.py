@@ -106,6 +106,13 @@ class Watch:
         if self.trace is not None:
             self.trace.restart()
 
+    def mark(self) -> None:
+        """Record where the parameters are, if a trace is recorded."""
+        if self._traces:
+            self.update_layout()
+        if self.trace is not None:
+            self.trace.mark(self.since_reset)
+
     @contextmanager
     def measure(self) -> Iterator[None]:
         """Watch one step that hooks cannot see.
@@ -167,8 +174,6 @@ class Watch:
             self.alignments.before(self.since_reset + 1, self.every)
         for probe in self.probes:
             probe.before(measured=self._measured)
-        if self.trace is not None and self._measured:
-            self.trace.before(self.since_reset)
 
     def after(self) -> None:
         """Count a step, and measure it if it is due."""
@@ -183,8 +188,6 @@ class Watch:
         if self._measured:
             self.alignments.after()
             self.lrs = [learning_rate(group) for group in self.optimizer.param_groups]
-            if self.trace is not None:
-                self.trace.after(self.since_reset)
         if not self._calm:
             self._calm = all(probe.is_calm() for probe in self.probes)
             for probe in self.probes:
@@ -213,7 +216,7 @@ class Watch:
         ]
         self.alignments = Alignments([params for _, params in found if each], self.layout)
         if self._traces:
-            self.trace = TraceRecorder(self.probes, self.layout, self.every)
+            self.trace = TraceRecorder(self.probes, self.layout)
         self.start = self.clock.steps
         self._calm = False
         self._sizes = self._current_sizes()

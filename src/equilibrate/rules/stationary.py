@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from equilibrate.readings import Reading
 from equilibrate.rules.base import Verdict
-from equilibrate.stationarity import LEAST, Assessment, assess
+from equilibrate.stationarity import LEAST, Assessment, assess, squared_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,10 @@ class Stationary:
     """Act when the parameters have lost the memory of where they started, and do not drift.
 
     The rule looks at the positions of the parameters since the last restart, not at their norm, so
-    a weight norm that turns around does not mislead it. All of this must hold, now and at two
-    earlier moments back to 1/`persistence` of the steps, worked out from the same trace:
+    a weight norm that turns around does not mislead it. They are recorded at the ends of epochs:
+    call `scheduler.step()` there, or set `min_steps` to the length of an epoch. All of this must
+    hold, now and at two earlier moments back to 1/`persistence` of the steps, worked out from the
+    same trace:
 
     - the steps since the restart are at least `relaxations` relaxation times;
     - the restoring force is `significance` standard errors strong, a test for a unit root that
@@ -86,10 +88,11 @@ class Stationary:
             return Verdict(False, f"not yet: {len(trace)} of {self.shortest + 1} positions")
         if reading.undefined is not None:
             return Verdict(False, f"undefined: {reading.undefined}")
-        if not (trace.free[-1] > trace.free[0] and np.isfinite(trace.positions).all()):
+        free = squared_path(trace.positions)
+        if not (free[-1] > 0 and np.isfinite(trace.positions).all()):
             return Verdict(False, "undefined: the parameters do not move, or are not finite")
-        now = assess(trace.positions, trace.free)
-        if self.satisfied(trace.positions, trace.free).item():
+        now = assess(trace.positions, free)
+        if self.satisfied(trace.positions, free).item():
             return Verdict(
                 True,
                 f"stationary for {now.relaxations:.3g} relaxation times: "
