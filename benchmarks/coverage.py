@@ -18,7 +18,7 @@ import torch
 from harness import write
 from torch import Tensor
 
-from equilibrate._engine.totals import merged
+from equilibrate._engine.relation.totals import merged
 from equilibrate.solvable import Quadratic
 from equilibrate.telescoped import spread
 

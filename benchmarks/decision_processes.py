@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from equilibrate._engine.relation.trace import CAPACITY, WIDTH, Sketch
 from equilibrate._engine.sharding import Layout
-from equilibrate._engine.trace import CAPACITY, WIDTH, Sketch
 
 Array = NDArray[np.float64]
 EPOCH = 0.5

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import equilibrate as eq
-from equilibrate._engine.watch import Watch
+from equilibrate._engine.relation.watch import Watch
 
 SKIPPED = {
     "LBFGS",  # needs a closure

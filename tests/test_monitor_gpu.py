@@ -171,7 +171,8 @@ def test_readings_are_those_of_a_cpu(name, every):
 @pytest.mark.parametrize("name", ["SGD decay", "SGD dampening", "SGD nesterov", "AdamW"])
 def test_the_kernel_reads_what_plain_operations_read(name, dtype, monkeypatch):
     """Two monitors of the same training, one with the Triton kernel and one without."""
-    from equilibrate._engine import probe, sums
+    from equilibrate._engine.arithmetic import sums
+    from equilibrate._engine.relation import probe
 
     model, optimizer = build(name, "cuda", dtype)
     kernel = eq.Monitor(optimizer, every=4, named_parameters=model.named_parameters())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import equilibrate as eq
-from equilibrate._engine.decay import decay_of
+from equilibrate._engine.optimizer.decay import decay_of
 from equilibrate.outlook import Decay, look_ahead
 
 DRIFTING = eq.Reading(8000, 4000, left=0.3, right=1.0, lr=1e-3, stderr=0.02, margin=0.04)

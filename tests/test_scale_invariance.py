@@ -12,7 +12,7 @@ from torch import nn
 
 import equilibrate as eq
 from equilibrate import scale_invariance
-from equilibrate._engine.alignment import SAMPLES, alignments, is_due
+from equilibrate._engine.relation.alignment import SAMPLES, alignments, is_due
 from equilibrate.scale_invariance import FEWEST, THRESHOLD, is_scale_invariant
 
 OPTIMIZERS = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.naive import naive_spread
 
 from equilibrate import telescoped
-from equilibrate._engine.totals import merged
+from equilibrate._engine.relation.totals import merged
 from equilibrate.solvable import Quadratic
 from equilibrate.telescoped import spread
 

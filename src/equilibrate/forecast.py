@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from equilibrate._engine.closures import watch_closures
-from equilibrate._engine.hooks import attach, is_idle, unwrap
-from equilibrate._engine.horizons import (
+from equilibrate._engine.cooldown.horizons import (
     WINDOW,
     Pairs,
     forecast,
@@ -22,10 +20,17 @@ from equilibrate._engine.horizons import (
     own_means,
     pair_up,
 )
-from equilibrate._engine.parameters import Places, all_parameters, buckets, check_arguments
-from equilibrate._engine.regime import Rates
+from equilibrate._engine.cooldown.regime import Rates
+from equilibrate._engine.cooldown.tracker import Tracker
+from equilibrate._engine.optimizer.closures import watch_closures
+from equilibrate._engine.optimizer.hooks import attach, is_idle, unwrap
+from equilibrate._engine.optimizer.parameters import (
+    Places,
+    all_parameters,
+    buckets,
+    check_arguments,
+)
 from equilibrate._engine.sharding import Layout, distribute_like, local
-from equilibrate._engine.tracker import Tracker
 from equilibrate.gains import Forecast
 
 _ROWS = 4096

@@ -10,16 +10,16 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from equilibrate._engine import totals
-from equilibrate._engine.decay import decay_of
-from equilibrate._engine.hooks import unwrap
-from equilibrate._engine.names import NO_NAMES, NamedParameters, Names, describe
-from equilibrate._engine.parameters import check_arguments
-from equilibrate._engine.rotations import rotations
-from equilibrate._engine.rounding import rounding_floor
-from equilibrate._engine.totals import Sides, Totals
-from equilibrate._engine.unseen import UnseenChanges
-from equilibrate._engine.watch import Watch
+from equilibrate._engine.optimizer.decay import decay_of
+from equilibrate._engine.optimizer.hooks import unwrap
+from equilibrate._engine.optimizer.names import NO_NAMES, NamedParameters, Names, describe
+from equilibrate._engine.optimizer.parameters import check_arguments
+from equilibrate._engine.relation import totals
+from equilibrate._engine.relation.rotations import rotations
+from equilibrate._engine.relation.rounding import rounding_floor
+from equilibrate._engine.relation.totals import Sides, Totals
+from equilibrate._engine.relation.unseen import UnseenChanges
+from equilibrate._engine.relation.watch import Watch
 from equilibrate.outlook import Outlook, look_ahead
 from equilibrate.readings import Reading
 from equilibrate.scale_invariance import Rotation

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from equilibrate._engine.hooks import unwrap
-from equilibrate._engine.loss_record import LossRecord, check_loss
+from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
+from equilibrate._engine.optimizer.hooks import unwrap
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equilibrate._engine.dots import gram, products
+from equilibrate._engine.arithmetic.dots import gram, products
 
 
 def naive(a, b):

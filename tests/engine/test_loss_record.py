@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from equilibrate._engine import loss_record
-from equilibrate._engine.loss_record import LossRecord
+from equilibrate._engine.cooldown import loss_record
+from equilibrate._engine.cooldown.loss_record import LossRecord
 
 
 def test_losses_and_steps():

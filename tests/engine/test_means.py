@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.device import DEVICE
 
-from equilibrate._engine.means import GivenMeans, TorchMeans, choose
+from equilibrate._engine.arithmetic.means import GivenMeans, TorchMeans, choose
 
 triton = pytest.importorskip("triton")
 
@@ -14,7 +14,7 @@ KINDS = ["torch", "triton"]
 
 
 def implementation(kind, params, decays, weights=None):
-    from equilibrate._engine.means_triton import TritonMeans
+    from equilibrate._engine.arithmetic.means_triton import TritonMeans
 
     weights = weights or [1.0] * len(params)
     return (TorchMeans if kind == "torch" else TritonMeans)(params, decays, weights)
@@ -106,7 +106,7 @@ def test_other_memory_layouts_and_sparse_gradients(kind):
 
 
 def test_large_tensors_are_read_in_chunks(monkeypatch):
-    from equilibrate._engine import means_triton
+    from equilibrate._engine.arithmetic import means_triton
 
     monkeypatch.setattr(means_triton, "_PROGRAMS", 2)
     params = [torch.randn(5000, device=DEVICE), torch.randn(3, device=DEVICE)]

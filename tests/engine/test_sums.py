@@ -4,8 +4,8 @@ import pytest
 import torch
 from support.device import DEVICE
 
-from equilibrate._engine.sums import TorchSums, choose
-from equilibrate._engine.updates import Update
+from equilibrate._engine.arithmetic.sums import TorchSums, choose
+from equilibrate._engine.optimizer.updates import Update
 
 triton = pytest.importorskip("triton")
 
@@ -40,7 +40,7 @@ def expected(update, before, params, gradients, buffers):
 
 
 def implementations(params):
-    from equilibrate._engine.sums_triton import TritonSums
+    from equilibrate._engine.arithmetic.sums_triton import TritonSums
 
     return {"torch": TorchSums(), "triton": TritonSums(params)}
 
@@ -98,7 +98,7 @@ def test_parameters_that_moved_in_memory_are_followed(kind):
 
 @pytest.mark.parametrize(("small", "chunks"), [(0, 6), (1 << 18, 2)])
 def test_tensors_are_read_whole_or_in_chunks(small, chunks, monkeypatch):
-    from equilibrate._engine import sums_triton
+    from equilibrate._engine.arithmetic import sums_triton
 
     monkeypatch.setattr(sums_triton, "_SMALL", small)
     params = [torch.randn(5000, device=DEVICE), torch.randn(3, device=DEVICE)]

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import equilibrate as eq
+from equilibrate._engine.relation.trace import CAPACITY, WIDTH, Sketch
 from equilibrate._engine.sharding import Layout
-from equilibrate._engine.trace import CAPACITY, WIDTH, Sketch
 
 
 def sketch(tensors):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equilibrate._engine.window import Window
+from equilibrate._engine.relation.window import Window
 
 
 def row(value, length):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from equilibrate._engine.names import NamedParameters
+from equilibrate._engine.optimizer.names import NamedParameters
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations.scalars import PREFIX, scalars
 from equilibrate.monitor import Monitor

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equilibrate._engine.alignment import Alignments
-from equilibrate._engine.clock import Clock
-from equilibrate._engine.hooks import attach, is_idle
-from equilibrate._engine.names import Names
-from equilibrate._engine.parameters import Places, all_parameters, buckets
-from equilibrate._engine.probe import Probe
+from equilibrate._engine.optimizer.clock import Clock
+from equilibrate._engine.optimizer.hooks import attach, is_idle
+from equilibrate._engine.optimizer.names import Names
+from equilibrate._engine.optimizer.parameters import Places, all_parameters, buckets
+from equilibrate._engine.optimizer.updates import learning_rate
+from equilibrate._engine.relation.alignment import Alignments
+from equilibrate._engine.relation.probe import Probe
+from equilibrate._engine.relation.trace import TraceRecorder
 from equilibrate._engine.sharding import Layout
-from equilibrate._engine.trace import TraceRecorder
-from equilibrate._engine.updates import learning_rate
 
 
 class Watch:

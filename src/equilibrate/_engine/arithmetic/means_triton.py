@@ -11,11 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equilibrate._engine.address_table import AddressTable
-from equilibrate._engine.launcher import Launcher
-from equilibrate._engine.means import Lists, first_shares, precision
-from equilibrate._engine.sums import Optionals, send
-from equilibrate._engine.sums_triton import _TYPES, _addresses, _dtype, _is_sparse, _stride
+from equilibrate._engine.arithmetic.address_table import AddressTable
+from equilibrate._engine.arithmetic.launcher import Launcher
+from equilibrate._engine.arithmetic.means import Lists, first_shares, precision
+from equilibrate._engine.arithmetic.sums import Optionals, send
+from equilibrate._engine.arithmetic.sums_triton import (
+    _TYPES,
+    _addresses,
+    _dtype,
+    _is_sparse,
+    _stride,
+)
 
 _BLOCK = 1024
 _PROGRAMS = 2048

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibrate._engine.coefficients import host_to
-from equilibrate._engine.rows import Entry, make_rows
+from equilibrate._engine.optimizer.skips import Skips
+from equilibrate._engine.relation.coefficients import host_to
+from equilibrate._engine.relation.rows import Entry, make_rows
+from equilibrate._engine.relation.window import Window
 from equilibrate._engine.sharding import Layout
-from equilibrate._engine.skips import Skips
-from equilibrate._engine.window import Window
 
 _BLOCK = 64
 """Measurements between which sums are worked out together, in a few operations."""

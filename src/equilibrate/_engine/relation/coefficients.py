@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibrate._engine.sums import send
-from equilibrate._engine.updates import Scalar, Update
+from equilibrate._engine.arithmetic.sums import send
+from equilibrate._engine.optimizer.updates import Scalar, Update
 from equilibrate.observables import fdr1_coefficient
 
 

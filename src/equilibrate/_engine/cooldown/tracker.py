@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equilibrate._engine.means import GivenMeans, Lists, choose
+from equilibrate._engine.arithmetic.means import GivenMeans, Lists, choose
 from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
 
 

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from torch import Tensor
 
-from equilibrate._engine.clock import Clock
+from equilibrate._engine.optimizer.clock import Clock
 
 _version = attrgetter("_version")
 

@@ -7,7 +7,7 @@ import math
 from torch import optim
 from torch.optim import Optimizer
 
-from equilibrate._engine.updates import Group, learning_rate, steps_as_sgd
+from equilibrate._engine.optimizer.updates import Group, learning_rate, steps_as_sgd
 from equilibrate.outlook import Decay
 from equilibrate.scale_invariance import adamw_relaxation, sgd_relaxation
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibrate._engine.probe import Probe
+from equilibrate._engine.optimizer.updates import Group, learning_rate
+from equilibrate._engine.relation.probe import Probe
 from equilibrate._engine.sharding import Layout, local, shard_index
-from equilibrate._engine.updates import Group, learning_rate
 from equilibrate.stationarity import Trace
 
 WIDTH = 64

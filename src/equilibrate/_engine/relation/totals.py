@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibrate._engine.alignment import alignments
-from equilibrate._engine.probe import Probe
+from equilibrate._engine.relation.alignment import alignments
+from equilibrate._engine.relation.probe import Probe
 from equilibrate._engine.sharding import Layout
 from equilibrate.scale_invariance import is_scale_invariant
 from equilibrate.telescoped import INTERVALS, Floats, spread, times

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equilibrate._engine.address_table import AddressTable
-from equilibrate._engine.launcher import Launcher
-from equilibrate._engine.sums import Optionals, send
-from equilibrate._engine.updates import Update
+from equilibrate._engine.arithmetic.address_table import AddressTable
+from equilibrate._engine.arithmetic.launcher import Launcher
+from equilibrate._engine.arithmetic.sums import Optionals, send
+from equilibrate._engine.optimizer.updates import Update
 
 _TYPES = {
     torch.float64: tl.float64,

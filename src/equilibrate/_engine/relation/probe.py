@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equilibrate._engine.buffers import MomentumBuffers
-from equilibrate._engine.clock import Clock
-from equilibrate._engine.coefficients import over_an_interval, over_one_step
-from equilibrate._engine.edits import EditWatch
-from equilibrate._engine.ring import Ring
-from equilibrate._engine.rows import Entry
+from equilibrate._engine.arithmetic.sums import ALONG, NORM, choose
+from equilibrate._engine.optimizer.buffers import MomentumBuffers
+from equilibrate._engine.optimizer.clock import Clock
+from equilibrate._engine.optimizer.edits import EditWatch
+from equilibrate._engine.optimizer.skips import on_device
+from equilibrate._engine.optimizer.updates import Group, Update, settings_getter, update_of
+from equilibrate._engine.relation.coefficients import over_an_interval, over_one_step
+from equilibrate._engine.relation.ring import Ring
+from equilibrate._engine.relation.rows import Entry
 from equilibrate._engine.sharding import Layout, as_dtensor, local, local_like
-from equilibrate._engine.skips import on_device
-from equilibrate._engine.sums import ALONG, NORM, choose
-from equilibrate._engine.updates import Group, Update, settings_getter, update_of
 
 _NO_GRAD = torch.no_grad()
 _NORM_PERIOD = 16

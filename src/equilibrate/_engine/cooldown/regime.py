@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equilibrate._engine.updates import learning_rate
+from equilibrate._engine.optimizer.updates import learning_rate
 
 _TOLERANCE = 0.2
 """By which share learning rates may differ and still count as the same."""

@@ -9,9 +9,9 @@ from functools import cache
 
 from torch.optim import Adam, Optimizer
 
-from equilibrate._engine.decay import decay_of
-from equilibrate._engine.totals import Totals
-from equilibrate._engine.updates import Group, steps_as_sgd
+from equilibrate._engine.optimizer.decay import decay_of
+from equilibrate._engine.optimizer.updates import Group, steps_as_sgd
+from equilibrate._engine.relation.totals import Totals
 from equilibrate.scale_invariance import (
     Rotation,
     adamw_angular_step,

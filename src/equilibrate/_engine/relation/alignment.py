@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equilibrate._engine.coefficients import host_to
-from equilibrate._engine.dots import flatten
+from equilibrate._engine.arithmetic.dots import flatten
+from equilibrate._engine.relation.coefficients import host_to
 from equilibrate._engine.sharding import Layout, local, local_like
 
 SAMPLES = 8

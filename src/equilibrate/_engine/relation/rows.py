@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equilibrate._engine.coefficients import host_to, stack, times
-from equilibrate._engine.sums import ALONG, NORM, SQUARE
-from equilibrate._engine.updates import Scalar
+from equilibrate._engine.arithmetic.sums import ALONG, NORM, SQUARE
+from equilibrate._engine.optimizer.updates import Scalar
+from equilibrate._engine.relation.coefficients import host_to, stack, times
 
 
 class Entry(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equilibrate._engine.dots import dot
-from equilibrate._engine.sums import Optionals, is_dense
+from equilibrate._engine.arithmetic.dots import dot
+from equilibrate._engine.arithmetic.sums import Optionals, is_dense
 
 Lists = Sequence[Sequence[Tensor]]
 
@@ -56,7 +56,7 @@ def choose(params: Sequence[Tensor], decays: Sequence[float], weights: Sequence[
         weights: The weight of each parameter in the sum.
     """
     if params[0].is_cuda and find_spec("triton") is not None and all(map(is_dense, params)):
-        from equilibrate._engine.means_triton import TritonMeans
+        from equilibrate._engine.arithmetic.means_triton import TritonMeans
 
         return TritonMeans(params, decays, weights)
     return TorchMeans(params, decays, weights)

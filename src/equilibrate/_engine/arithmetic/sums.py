@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from equilibrate._engine.dots import gram, products
-from equilibrate._engine.updates import Update
+from equilibrate._engine.arithmetic.dots import gram, products
+from equilibrate._engine.optimizer.updates import Update
 
 NORM, ALONG, SQUARE = range(3)
 """Columns of a measurement: N = θ′², θ′·d and d²."""
@@ -61,7 +61,7 @@ class Sums(Protocol):
 def choose(params: Sequence[Tensor]) -> Sums:
     """Return the fastest implementation for these parameters."""
     if params[0].is_cuda and find_spec("triton") is not None and all(map(is_dense, params)):
-        from equilibrate._engine.sums_triton import TritonSums
+        from equilibrate._engine.arithmetic.sums_triton import TritonSums
 
         return TritonSums(params)
     return TorchSums()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from equilibrate._engine.parameters import all_parameters
+from equilibrate._engine.optimizer.parameters import all_parameters
 from equilibrate._engine.sharding import Layout
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
-from equilibrate._engine.watch import Watch
+from equilibrate._engine.relation.watch import Watch
 
 
 class UnseenChanges:

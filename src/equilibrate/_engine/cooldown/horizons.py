@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from equilibrate._engine.parameters import all_parameters
+from equilibrate._engine.optimizer.parameters import all_parameters
 from equilibrate.estimates import Estimate
 from equilibrate.gains import Forecast, average
 from equilibrate.solvable.cooldown import Match, exponential_match

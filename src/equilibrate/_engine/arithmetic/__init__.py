@@ -1,0 +1,1 @@
+"""Sums over lists of tensors, in plain torch and in Triton side by side."""

@@ -1,0 +1,1 @@
+"""From samples and losses to what a cooldown would gain."""

@@ -1,0 +1,1 @@
+"""Torch's conventions: hooks, parameters, settings and buffers of an optimizer."""

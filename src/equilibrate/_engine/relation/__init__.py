@@ -1,0 +1,1 @@
+"""From the steps of an optimizer to both sides of FDR1."""
