@@ -9,13 +9,11 @@ import pytest
 def test_dry_run_writes_each_variant_and_keeps_earlier_cases(load, tmp_path):
     gpu, watchers = load("gpu_overhead"), load("watchers")
     out = tmp_path / "out.json"
-    cases = [("mlp", "momentum"), ("mlp", "adamw-fused"), ("resnet18", "momentum")]
-    for model, optimizer in cases:
-        gpu.main(f"--dry-run --models {model} --optimizers {optimizer} --out {out}".split())
+    for optimizer in ("momentum", "adamw-fused"):
+        gpu.main(f"--dry-run --models mlp --optimizers {optimizer} --out {out}".split())
     results = json.loads(out.read_text())["results"]
     assert {m: list(cases) for m, cases in results.items()} == {
         "mlp": ["momentum", "adamw-fused"],
-        "resnet18": ["momentum"],
     }
     for case in (case for model in results.values() for case in model.values()):
         assert list(case["variants"]) == list(watchers.WATCHERS)
