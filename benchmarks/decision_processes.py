@@ -15,8 +15,6 @@ from equilibrate._engine.relation.trace import CAPACITY, WIDTH, Sketch
 from equilibrate._engine.sharding import Layout
 
 Array = NDArray[np.float64]
-EPOCH = 0.5
-"""Loss-relaxation times between two checks of a rule."""
 EARLY = 0.05
 """A rule acts too early if the mean loss exceeds its stationary value by more than this share."""
 
@@ -43,6 +41,8 @@ class Process:
     """Whether there is a stationary state to find."""
     horizon: float = 60.0
     """Loss-relaxation times to simulate."""
+    epoch: float = 0.5
+    """Loss-relaxation times in an epoch, at the end of which rules look."""
 
     @property
     def relaxation(self) -> float:
@@ -62,8 +62,6 @@ class Process:
 
 _MULTIPLICATIVE = 0.3
 """Share of the noise that is proportional to the loss, at equilibrium without it."""
-_BATCHES = 50
-"""Batches of a reshuffled epoch."""
 
 
 def processes() -> list[Process]:
@@ -83,7 +81,17 @@ def processes() -> list[Process]:
         Process("distant minimum", np.full(10, 0.02), 30.0, minimum=300.0),
         Process("norm that turns around", np.geomspace(0.02, 0.1, 5), 10.0, bounce=20.0),
         Process("heavy tails", np.full(5, 0.02), noise="heavy"),
-        Process("reshuffled epochs", np.geomspace(0.02, 0.2, 5), noise="reshuffled"),
+        Process("reshuffled, long epochs", np.geomspace(0.02, 0.2, 5), noise="reshuffled", epoch=2),
+        Process("reshuffled epochs", np.geomspace(0.002, 0.2, 5), noise="reshuffled", epoch=0.2),
+        Process(
+            "reshuffled epochs, slow direction far",
+            np.geomspace(0.001, 0.2, 10),
+            np.r_[1e4, np.full(9, 30.0)],
+            noise="reshuffled",
+            epoch=0.1,
+        ),
+        Process("short epochs", np.geomspace(0.005, 0.1, 10), epoch=0.1),
+        Process("long epochs", np.geomspace(0.02, 0.1, 10), epoch=2),
         Process("momentum 0.9", np.geomspace(0.002, 0.02, 5), momentum=0.9),
         Process("multiplicative noise", np.full(10, 0.02), 30.0, noise="multiplicative"),
         Process("two time scales", scales, np.r_[np.full(32, 1000.0), np.full(32, 4.0)]),
@@ -106,12 +114,8 @@ class Run:
     """Steps at the ends of epochs, the first one 0."""
     excess: Array
     """τ at these steps; nan if there is no stationary state."""
-    grid: NDArray[np.int64]
-    """Steps at which positions were recorded."""
     positions: NDArray[np.float32]
-    """Sketches (repetitions, records, numbers), without numbers that are always zero."""
-    free: Array
-    """V at the records."""
+    """Sketches at the ends of epochs (repetitions, epochs, numbers that are not always zero)."""
     potential: Array
     """Φ with Σ(L − R) = Φ_s − Φ_T, at the ends of epochs (repetitions, epochs)."""
     right: Array
@@ -135,17 +139,15 @@ class Run:
         return float(self.epochs[np.argmax(self.excess <= EARLY)])
 
     def trace(self, epoch: int, rows: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return positions and V as `Monitor(trace=True, every=1)` holds them then."""
-        step = int(self.epochs[epoch])
-        wanted = np.arange(0, step + 1, spacing(step))
-        index = np.searchsorted(self.grid, wanted)
-        return self.positions[rows][:, index].astype(np.float64), self.free[rows][:, index]
+        """Return positions and V as a monitor holds them that is marked at the ends of epochs."""
+        index = np.arange(0, epoch + 1, stride(epoch))
+        return self.positions[rows][:, index].astype(np.float64), self.right[rows][:, index]
 
 
-def spacing(step: int) -> int:
-    """Return the spacing of a trace after some steps: it doubles when the store is full."""
+def stride(epoch: int) -> int:
+    """Return the epochs between two records of a trace: it doubles when the store is full."""
     found = 1
-    while step // found >= CAPACITY:
+    while epoch // found >= CAPACITY:
         found *= 2
     return found
 
@@ -190,31 +192,26 @@ def simulate(
     theta_star[0] += process.bounce * sigma[0] / 2
     drift = np.zeros(len(h))
     drift[0] = process.drift * sigma[0] / relaxation
-    draw = _noise(process, repetitions, rng)
-    length = max(1, round(EPOCH * relaxation))
+    length = max(1, round(process.epoch * relaxation))
+    draw = _noise(process, repetitions, rng, length)
     total = int(process.horizon * relaxation) // length * length
     epochs = np.arange(0, total + 1, length)
-    steps = np.arange(total + 1)
-    grid = steps[[step % spacing(step) == 0 for step in range(total + 1)]]
     matrix = sketch_matrix(len(h)) / np.sqrt(2 * lr / (1 - mu))
-    recorded = {int(step): i for i, step in enumerate(grid)}
-    positions = np.empty((repetitions, len(grid), matrix.shape[1]), np.float32)
-    free = np.zeros((repetitions, len(grid)))
+    positions = np.empty((repetitions, len(epochs), matrix.shape[1]), np.float32)
     names = ("potential", "right", "loss", "norm", "moved", "inner")
     rows = {name: np.zeros((repetitions, len(epochs))) for name in names}
     differences = np.empty((repetitions, total), np.float32)
     kept: tuple[list[Array], list[Array]] = ([], [])
     right, inner, loss = np.zeros((3, repetitions))
+    level = np.zeros(len(epochs))
     origin, previous = x.copy(), None
     moments = _Moments(process, lr, second)
     excess = np.full(len(epochs), np.nan)
     for step in range(total + 1):
         place = x + theta_star + drift * step
-        if step in recorded:
-            positions[:, recorded[step]] = (place - theta_star) @ matrix
-            free[:, recorded[step]] = right
         if step % length == 0:
             e = step // length
+            positions[:, e] = (place - theta_star) @ matrix
             norm = _square(place)
             rows["potential"][:, e] = (1 - mu) * norm / (2 * lr) + mu * (place * v).sum(1)
             rows["norm"][:, e], rows["right"][:, e] = norm, right
@@ -230,6 +227,7 @@ def simulate(
         noise = draw(step, x)
         gradient = h * x + noise
         loss += (x * (h * x / 2 + noise)).sum(1)
+        level[step // length] += (h * x * x).sum(1).mean() / length
         if previous is not None:
             inner += (gradient * previous).sum(1)
         previous = gradient
@@ -241,7 +239,7 @@ def simulate(
         x = x + change - drift
         moments.step()
     run = Run(
-        process, epochs, excess, grid, positions, free, **rows, differences=differences,
+        process, epochs, excess, positions, **rows, differences=differences,
         states=(np.array(kept[0]), np.array(kept[1])),
     )  # fmt: skip
     if not process.acts:
@@ -249,7 +247,7 @@ def simulate(
     elif process.noise == "reshuffled":
         # The noise of whole epochs cancels, so its mean effect varies within an epoch. The way of
         # the mean is exact, and the variance, which starts at zero, is left out: an upper bound.
-        floor = 2 * rows["loss"][:, len(epochs) // 2 :].mean()
+        floor = level[len(epochs) // 2 : -1].mean()
         way = (origin**2).mean(0) * (1 - lr * h) ** (2 * epochs[:, None])
         run.excess[:] = way @ h / floor
     return run
@@ -305,7 +303,7 @@ def _again(x: Array, v: Array) -> tuple[Array, Array, Array]:
 
 
 def _noise(
-    process: Process, repetitions: int, rng: np.random.Generator
+    process: Process, repetitions: int, rng: np.random.Generator, length: int
 ) -> Callable[[int, Array], Array]:
     """Return a function of the step and θ − θ* that draws noise of unit variance."""
     h = process.curvatures
@@ -321,14 +319,14 @@ def _noise(
 
         return scaled
     if process.noise == "reshuffled":
-        vectors = rng.standard_normal((_BATCHES, len(h)))
-        basis = np.sqrt(_BATCHES) * np.linalg.qr(vectors - vectors.mean(0))[0]
-        order = np.zeros((repetitions, _BATCHES), int)
+        vectors = rng.standard_normal((length, len(h)))
+        basis = np.sqrt(length) * np.linalg.qr(vectors - vectors.mean(0))[0]
+        order = np.zeros((repetitions, length), int)
 
         def reshuffled(step: int, x: Array) -> Array:
-            if step % _BATCHES == 0:
-                order[:] = rng.permuted(np.tile(np.arange(_BATCHES), (repetitions, 1)), axis=1)
-            return basis[order[:, step % _BATCHES]]
+            if step % length == 0:
+                order[:] = rng.permuted(np.tile(np.arange(length), (repetitions, 1)), axis=1)
+            return basis[order[:, step % length]]
 
         return reshuffled
     return lambda step, x: rng.standard_normal(shape, dtype=np.float32).astype(np.float64)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from decision_processes import Array, Run, spacing
+from decision_processes import Array, Run, stride
 from numpy.typing import NDArray
 
 from equilibrate.estimates import student_quantile
@@ -70,16 +70,16 @@ def several(run: Run, settings: Sequence[Stationary]) -> list[Fired]:
         if not len(rows):
             break
         late = step > 25 * run.process.relaxation and epoch % 2  # look less often
-        if late or step // spacing(step) <= settings[0].shortest:
+        if late or epoch // stride(epoch) <= settings[0].shortest:
             continue
         acts = fired < 0
-        x, v = run.trace(epoch, rows)
+        x, _ = run.trace(epoch, rows)
         for end in settings[0].moments(x.shape[1] - 1):
-            found = assess(x[:, : end + 1], v[:, : end + 1])
+            found = assess(x[:, : end + 1])
             for rule, mine in zip(settings, acts, strict=True):
                 mine[rows] &= rule.holds(found)
             left = acts[:, rows].any(0)
-            rows, x, v = rows[left], x[left], v[left]
+            rows, x = rows[left], x[left]
             if not len(rows):
                 break
         kept = np.zeros(acts.shape[1], bool)
@@ -91,7 +91,8 @@ def several(run: Run, settings: Sequence[Stationary]) -> list[Fired]:
 def diffusing(run: Run, rule: Stationary) -> float:
     """Return the share of runs in which the rule reports diffusion or drift at the end."""
     rows = np.arange(len(run.norm))
-    found = assess(*run.trace(len(run.epochs) - 1, rows))
+    x, _ = run.trace(len(run.epochs) - 1, rows)
+    found = assess(x)
     return float(rule.is_diffusing(found).mean())
 
 

@@ -3,8 +3,8 @@
 Each rule watches the same runs of SGD on quadratics, of which the mean loss is known. τ is the
 excess of the mean loss over its stationary value, in units of the noise floor. A rule acts too
 early if τ > 0.05 when it acts. Its delay is counted from when τ falls to 0.05, in units of the
-loss-relaxation time t_r = 1/(2ηh) of the slowest direction. An epoch, after which rules look, is
-half a t_r.
+loss-relaxation time t_r = 1/(2ηh) of the slowest direction. Rules look at the ends of epochs, which
+are half a t_r long in most processes.
 
 `Stationary` is the library's own code on the trace that its monitor would record. Its defaults were
 chosen on other seeds than those that are reported.
@@ -29,11 +29,12 @@ from harness import write
 from equilibrate.rules import Stationary
 
 OUT = Path(__file__).parent / "results" / "decisions.json"
+_DEFAULT = Stationary()
 SWEEP = {
     f"{strictness:g}": Stationary(
-        relaxations=7.0 * strictness,
-        significance=4.0 * strictness**0.5,
-        diffusing=0.12 / strictness,
+        relaxations=_DEFAULT.relaxations * strictness,
+        significance=_DEFAULT.significance * strictness**0.5,
+        diffusing=_DEFAULT.diffusing / strictness,
     )
     for strictness in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3)
 }

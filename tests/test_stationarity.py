@@ -21,6 +21,7 @@ from equilibrate.stationarity import (
     lagging_mean,
     residual,
     residual_error,
+    squared_path,
 )
 
 
@@ -62,39 +63,43 @@ def test_displacement_is_one_for_diffusion_and_the_relaxation_time_at_equilibriu
     assert displacement(x, v).mean() == pytest.approx(-1 / 20, rel=0.05)
 
 
+def test_the_squared_path():
+    x = np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])
+    assert squared_path(x).tolist() == [0, 25, 26]
+    assert squared_path(np.stack([x, 2 * x])).tolist() == [[0, 25, 26], [0, 100, 104]]
+
+
 def test_relaxations_of_known_processes():
     """Medians of 400 traces of 20 directions, whose scatter is below 20 %.
 
-    The mean position is estimated too, which adds about three relaxation times to a short trace
-    and removes the share 2/x of the spread.
+    The mean position is estimated too, which adds about three relaxation times to a short trace. A
+    part of the noise is pulled back within an interval, which takes some away from a long one.
     """
     for true in (10.0, 20.0, 40.0):
-        found = assess(*ornstein_uhlenbeck(400, 20, true))
-        assert true * 0.95 < np.median(found.relaxations) < true + 3.5
-        assert np.median(found.spread) == pytest.approx((1 - 2 / true) / (2 * true), rel=0.1)
-    far = assess(*ornstein_uhlenbeck(400, 20, 10.0, offset=30.0))
+        found = assess(ornstein_uhlenbeck(400, 20, true)[0])
+        assert true * 0.8 < np.median(found.relaxations) < true + 3.5
+    far = assess(ornstein_uhlenbeck(400, 20, 10.0, offset=30.0)[0])
     assert np.median(far.relaxations) == pytest.approx(10, rel=0.1)
     assert np.median(far.start) > 0.3
     # The window is chosen for a small spread, which lowers the share of a walk by about 0.15.
-    assert 0.7 < np.median(assess(*walk(400, 50)).diffusing) < 1
+    assert 0.7 < np.median(assess(walk(400, 50)[0]).diffusing) < 1
 
 
 @given(scale=st.floats(1e-3, 1e3), shift=st.floats(-5, 5), seed=st.integers(0, 20))
 def test_units_and_origin_do_not_matter(scale, shift, seed):
-    x, v = ornstein_uhlenbeck(2, 3, 8.0, points=40, seed=seed)
-    one, other = assess(x, v), assess(scale * (x + shift), scale**2 * v)
-    for name in ("relaxations", "significance", "spread", "diffusing", "error", "start"):
+    x, _ = ornstein_uhlenbeck(2, 3, 8.0, points=40, seed=seed)
+    one, other = assess(x), assess(scale * (x + shift))
+    for name in ("relaxations", "significance", "diffusing", "error", "start"):
         assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-6, abs=1e-9)
 
 
 def test_a_batch_equals_its_members():
-    x, v = ornstein_uhlenbeck(6, 3, 8.0, offset=5.0)
-    together = assess(x, v)
+    x, _ = ornstein_uhlenbeck(6, 3, 8.0, offset=5.0)
+    together = assess(x)
     for i in range(6):
-        alone = assess(x[i], v[i])
+        alone = assess(x[i])
         assert alone.relaxations == pytest.approx(together.relaxations[i])
         assert alone.diffusing == pytest.approx(together.diffusing[i])
-        assert alone.excess == pytest.approx(together.excess[i])
 
 
 def test_error_rates():
@@ -103,10 +108,10 @@ def test_error_rates():
     A trace of 1.5 relaxation times has a mean loss 5 % above the floor after a halving.
     """
     rule = Stationary()
-    assert rule.satisfied(*walk(1000, 20)).sum() <= 16
-    assert rule.satisfied(*walk(1000, 20, drift=0.3)).sum() == 0
-    assert rule.satisfied(*ornstein_uhlenbeck(1000, 20, 1.5)).sum() <= 16
-    assert rule.satisfied(*ornstein_uhlenbeck(1000, 20, 20.0)).mean() > 0.9
+    assert rule.satisfied(walk(1000, 20)[0]).sum() <= 16
+    assert rule.satisfied(walk(1000, 20, drift=0.3)[0]).sum() == 0
+    assert rule.satisfied(ornstein_uhlenbeck(1000, 20, 1.5)[0]).sum() <= 16
+    assert rule.satisfied(ornstein_uhlenbeck(1000, 20, 20.0)[0]).mean() > 0.9
 
 
 def reading(x, v):
@@ -131,7 +136,7 @@ def test_verdicts_say_why():
         "of 999 relaxation times"
         in replace(weak, relaxations=999.0).judge(reading(x[0], v[0])).reason
     )
-    assert rule.judge(reading(x[0, :5], v[0, :5])).reason == "not yet: 5 of 10 positions"
+    assert rule.judge(reading(x[0, :5], v[0, :5])).reason == "not yet: 5 of 11 positions"
     assert "trace=True" in rule.judge(replace(reading(x[0], v[0]), trace=None)).reason
     assert "do not move" in rule.judge(reading(0 * x[0], 0 * v[0])).reason
     still = replace(reading(x[0], v[0]), left=0.0, right=0.0)
@@ -154,7 +159,7 @@ def test_wrong_settings(settings, message):
 
 def test_too_few_positions():
     with pytest.raises(ValueError, match="positions must have at least 8 intervals, got 3"):
-        assess(np.zeros((4, 2)), np.arange(4.0))
+        assess(np.zeros((4, 2)))
 
 
 def scheduled(**kwargs):
@@ -180,7 +185,7 @@ def advance(run, epochs, seed=0):
 def test_the_scheduler_lowers_on_a_quadratic_and_survives_a_checkpoint(tmp_path):
     run = scheduled(rule=Stationary(), every=1)
     lowered = advance(run, 40)
-    # A relaxation takes 20 steps, hence an epoch; 7 and the persistence must have passed.
+    # A relaxation takes 20 steps, hence an epoch; six and the persistence must have passed.
     assert 7 <= lowered.index(True) + 1 <= 30
     assert run[3].get_last_lr() == [0.1 * 0.5 ** sum(lowered)]
     torch.save(run[3].state_dict(), tmp_path / "state.pt")

@@ -1,14 +1,19 @@
 """Statistics of a trace: how long a training run is in units of its own relaxation time.
 
-A `Trace` holds positions x of the parameters (or linear sketches of them) at some steps since a
-restart, and V, the mean-square displacement that the same steps would have made without a restoring
-force. For any centre c the relation FDR1 between the steps s and T says
+A `Trace` holds positions x of the parameters (or linear sketches of them) at the ends of epochs
+since a restart, and V, the mean-square displacement that all steps would have made without a
+restoring force if their noise were independent. For any centre c the relation FDR1 between the
+steps s and T says
 
     r_c = (|x_T − c|² − |x_s − c|²) / V = −(L/R − 1)
 
 With c = x_s it is the mean-square displacement: 1 for free diffusion, more for a drift, and τ̄/n
-after n steps at equilibrium, where τ̄ is a relaxation time. Every function takes arrays with leading
-axes, one entry for each of several independent traces.
+after n steps at equilibrium, where τ̄ is a relaxation time.
+
+Where examples are reshuffled in each epoch, most of the noise of its steps cancels at its end. V
+then says little about the noise that moves the parameters from epoch to epoch, so `assess` takes
+the squared path between the positions instead. Every function takes arrays with leading axes, one
+entry for each of several independent traces.
 """
 
 from __future__ import annotations
@@ -57,20 +62,17 @@ class Assessment:
     """What a trace says about relaxation; arrays of the shape of the leading axes."""
 
     relaxations: Array
-    """Steps since the restart in units of the relaxation time of what is still correlated."""
+    """Length of the trace in units of the relaxation time of what is still correlated."""
     significance: Array
     """The restoring force divided by its standard error, as in a test for a unit root."""
     start: Array
-    """Where the window begins, as a fraction of the steps since the restart."""
-    spread: Array
-    """Mean-square distance from the mean position of the window, in units of V."""
+    """Where the window begins, as a fraction of the trace."""
     diffusing: Array
     """Share of the noise that still moves the parameters away over long lags: the growth of the
-    mean-square displacement in units of V. 1 for free diffusion, more for a drift."""
+    mean-square displacement in units of the squared path. 1 for free diffusion, more for a
+    drift."""
     error: Array
     """Standard error of `diffusing`, from the spread of the positions."""
-    excess: Array
-    """What is left of the distance from the start, extrapolated, in units of the noise floor."""
 
 
 def residual(positions: Array, free: Array, centre: Array) -> Array:
@@ -152,15 +154,16 @@ def squared_path(positions: Array) -> Array:
     return np.concatenate([np.zeros_like(steps[..., :1]), np.cumsum(steps, axis=-1)], axis=-1)
 
 
-def assess(positions: Array, free: Array) -> Assessment:
+def assess(positions: Array) -> Assessment:
     r"""Return how far a trace has relaxed.
 
-    Let y be the distance from the mean position. Its autocovariance C(l) = ⟨y_t·y_{t+l}⟩ decays at
-    the rate k = −C′(l)/C(l), which at a short lag l is the rate of the modes that are still
-    correlated then. The rate k₀ = (V − |y_T|² + |y_0|²)/(2∫|y|²) is the least-squares estimate of a
-    restoring force, and its error is √(Σ_i D_i S_i)/∫|y|², with the noise D_i and ∫y_i² = S_i along
-    each direction. `relaxations` is the smaller rate times the number of steps. Both are too large
-    for short traces, by about three relaxation times, since the mean position is estimated too.
+    Let y be the distance from the mean position, and V the squared path (`squared_path`). The
+    autocovariance C(l) = ⟨y_t·y_{t+l}⟩ decays at the rate k = −C′(l)/C(l), which at a short lag l
+    is the rate of the modes that are still correlated then. The rate
+    k₀ = (V − |y_T|² + |y_0|²)/(2∫|y|²) is the least-squares estimate of a restoring force, and its
+    error is √(Σ_i D_i S_i)/∫|y|², with the noise D_i and ∫y_i² = S_i along each direction.
+    `relaxations` is the smaller rate times the length of the trace. Both are too large for short
+    traces, by about three relaxation times, since the mean position is estimated too.
 
     The window leaves out the way from a distant start: it begins where the mean position of the
     rest is known best (the MSER criterion). Inside it the mean-square displacement grows by
@@ -168,7 +171,6 @@ def assess(positions: Array, free: Array) -> Assessment:
 
     Args:
         positions: Positions of shape (…, n, m), in equal intervals, at least `LEAST` of them.
-        free: V of shape (…, n).
 
     Returns:
         The statistics of each trace.
@@ -181,14 +183,10 @@ def assess(positions: Array, free: Array) -> Assessment:
         raise ValueError(f"positions must have at least {LEAST} intervals, got {intervals}")
     lead = positions.shape[:-2]
     x = positions.reshape(-1, intervals + 1, positions.shape[-1])
-    v = np.broadcast_to(free, (*lead, intervals + 1)).reshape(-1, intervals + 1)
     x = x - x[:, -1:]  # the sums below are then differences of small numbers
+    v = squared_path(x)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = {
-            **_force(x, v[:, -1] - v[:, 0]),
-            **_window(x, v),
-        }
-        found["excess"] = _excess(x, v[:, -1] - v[:, 0], found["start"], found["relaxations"])
+        found = {**_force(x, v[:, -1]), **_window(x, v)}
     return Assessment(**{name: value.reshape(lead) for name, value in found.items()})
 
 
@@ -231,7 +229,6 @@ def _window(x: Array, v: Array) -> dict[str, Array]:
         growth[mine], error[mine] = _growth(x[mine, first[index] :], total[mine])
     return {
         "start": begin / n,
-        "spread": spread,
         "diffusing": growth,
         "error": spread * error,
     }
@@ -247,16 +244,6 @@ def _growth(w: Array, total: Array) -> tuple[Array, Array]:
     moved = np.matmul(y.transpose(0, 2, 1), y)
     directions = np.trace(moved, axis1=1, axis2=2) ** 2 / (moved**2).sum((1, 2))
     return found @ weights * n / total, 1 / np.sqrt(directions)
-
-
-def _excess(x: Array, total: Array, start: Array, relaxations: Array) -> Array:
-    """Return |x_0 − c|² e^(−2k n) in units of the noise floor V/(2kn), c the window's mean."""
-    n = x.shape[1] - 1
-    begin = np.round(start * n).astype(int)
-    late = np.arange(n + 1) >= begin[:, None]
-    centre = (x * late[..., None]).sum(1) / late.sum(1)[:, None]
-    k = np.clip(relaxations, 0.0, 300.0)
-    return _square(x[:, 0] - centre) * 2 * k / total * np.exp(-2 * k)
 
 
 def _square(x: Any) -> Array:

@@ -1,6 +1,6 @@
 """How often the 95 % interval of a reading contains zero when training is stationary.
 
-    python benchmarks/coverage.py [--windows N] [--out FILE]
+    python benchmarks/interval_coverage.py [--windows N] [--out FILE]
 
 Each process is stationary and simulated many times. The rows of a window are made as a monitor
 makes them, then merged and judged by the same code, all windows at once. A number is the share of
