@@ -30,10 +30,11 @@ class Stationary:
     - the mean-square spread of the positions is that of at least 0.85 × `relaxations` relaxations;
     - the share of the noise that still moves the parameters away is below `diffusing`, allowing
       one standard error. Parameters that diffuse freely, or follow a minimum that drifts, are
-      never stationary.
+      not stationary.
 
     The defaults act too early (mean loss more than 5 % of the noise floor above its stationary
-    value) in about 1 % of runs on solvable processes; `benchmarks/decisions.py` measures it.
+    value) in about 1 % of runs on the solvable processes of `benchmarks/decisions.py`, and in up to
+    15 % with two or three directions and a start within a few σ (`benchmarks/decision_limits.py`).
 
     Args:
         relaxations: Relaxation times that must have passed.
