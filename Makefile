@@ -54,6 +54,7 @@ benchmarks: .venv/.dev  ## Measure what it costs, as ratios
 
 decisions: .venv/.dev  ## Compare rules for lowering the learning rate on processes with known truth
 	$(BIN)/python benchmarks/decisions.py
+	$(BIN)/python benchmarks/decision_limits.py
 	$(BIN)/python benchmarks/tables.py
 
 clean:  ## Take away what the verbs made, except runs/

@@ -1,4 +1,4 @@
-"""The tables and the figure of `docs/decisions.md`, from the results of `decisions.py`."""
+"""The tables and the figure of `docs/decisions.md`: `decisions.py` and `decision_limits.py`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +82,36 @@ def halvings(results: Mapping[str, Any]) -> Table:
     return ["", "halving", "too early", "median delay", "90 % of delays"], rows
 
 
+def oracle(results: Mapping[str, Any]) -> Table:
+    """Return what a rule that is told the model reaches, and `Stationary` on the same runs."""
+    rows = []
+    for name, case in results["limits"].items():
+        told, ours = (
+            [_percent(score["early"]), _time(score["median"]), _time(score["late"])]
+            for score in (case["oracle"], case["ours"])
+        )
+        rows.append([name, *told, *ours])
+    numbers = ["too early", "median", "90 %"]
+    return ["process", *(f"oracle: {n}" for n in numbers), *(f"ours: {n}" for n in numbers)], rows
+
+
+def unseen(results: Mapping[str, Any]) -> Table:
+    """Return what `Stationary` does on processes on which no setting was chosen."""
+    rows = []
+    for name, score in results["unseen"].items():
+        if "acts" in score:
+            rows.append([name, f"acts in {_percent(score['acts'])}", "", "", ""])
+        else:
+            times = [_time(score["median"]), _time(score["late"])]
+            rows.append([name, _percent(score["early"]), *times, _percent(score["silent"])])
+    return ["process", "too early", "median delay", "90 % of delays", "silent for 50"], rows
+
+
+LIMITS: dict[str, Callable[[Mapping[str, Any]], Table]] = {
+    "decisions, oracle": oracle,
+    "decisions, unseen": unseen,
+}
+"""Tables of the results of `decision_limits.py` by the names of their places."""
 TABLES: dict[str, Callable[[Mapping[str, Any]], Table]] = {
     "decisions, ours": ours,
     "decisions, rules": rules,

@@ -211,6 +211,14 @@ def write_decisions(results: Mapping[str, Any]) -> None:
     decision_tables.draw(results, DECISIONS.parent / "figures" / "decisions.png")
 
 
+def write_limits(results: Mapping[str, Any]) -> None:
+    """Write the tables of `docs/decisions.md` that come from `decision_limits.py`."""
+    text = DECISIONS.read_text()
+    for name, make in decision_tables.LIMITS.items():
+        text = replace_table(text, name, markdown(*make(results)))
+    DECISIONS.write_text(text)
+
+
 def main() -> None:
     """Write the tables and draw the figure."""
     results = HERE / "results"
@@ -221,6 +229,8 @@ def main() -> None:
     README.write_text(text)
     if decisions := _load(results / "decisions.json"):
         write_decisions(decisions)
+    if limits := _load(results / "decision_limits.json"):
+        write_limits(limits)
     panels = {
         "CPU, one thread": cpu_ratios(_load(results / "overhead.json")),
         "GPU": gpu_ratios(_load(results / "gpu_overhead.json")),

@@ -29,10 +29,10 @@ class Stationary:
       protects runs with few directions;
     - the share of the noise that still moves the parameters away is below `diffusing`, allowing
       one standard error. Parameters that diffuse freely, or follow a minimum that drifts, are
-      never stationary.
+      not stationary.
 
     The defaults act too early (mean loss more than 5 % of the noise floor above its stationary
-    value) in less than 1 % of runs on solvable processes; `benchmarks/decisions.py` measures it.
+    value) in less than 1 % of runs on the solvable processes of `benchmarks/decisions.py`.
 
     Args:
         relaxations: Relaxation times that must have passed.
