@@ -33,6 +33,11 @@ When rules act:
 <!-- table: training, {task}, moments -->
 <!-- end -->
 
+What they cost:
+
+<!-- table: training, {task}, costs -->
+<!-- end -->
+
 ![Curves of {title}](figures/training-{task}.png)
 """
 

@@ -68,17 +68,12 @@ class Results:
         ]
         return min(means) if TASKS[task].is_text else max(means)
 
-    def ratio(self, task: str, arm: str) -> float:
-        """Return the time of a step, relative to a bare one; nan if it was not measured."""
-        row = self.overhead.get(task, {}).get(ARMS[arm].cost)
-        return row["ratio"] if row else math.nan
-
 
 def known(results: Results, task: str) -> Table:
     """Return the metric after one budget: what the arms that know the budget were made for."""
     head = [
-        "arm", "setting", _metric(task), "gain over cosine", "", "mean over the run",
-        "steps to 99 % of the best", "time of a step", "with its time charged",
+        "arm", "setting", _metric(task), "gain over cosine", "mean over the run",
+        "steps to 99 % of the best",
     ]  # fmt: skip
     goal = statistics.goal(results.best(task), lower_is_better=TASKS[task].is_text)
     rows = []
@@ -88,13 +83,11 @@ def known(results: Results, task: str) -> Table:
             continue
         runs = results.runs(task, arm)
         difference = results.difference(task, arm, 1.0) if arm != REFERENCE else None
-        ratio = results.ratio(task, arm)
-        charged = [statistics.interpolated(run, run.budget / ratio) for run in runs]
         rows.append([
             ARMS[arm].title,
-            setting(runs[0].setting),
+            setting(runs[0].setting) + (" (end of the grid)" if at_the_end(runs[0]) else ""),
             _mean(task, list(values.values())),
-            *_difference(task, difference),
+            _difference(task, difference),
             _mean(task, [statistics.area(r.steps, r.metrics, r.budget) for r in runs]),
             _steps([
                 statistics.first_reaching(
@@ -102,9 +95,36 @@ def known(results: Results, task: str) -> Table:
                 )
                 for r in runs
             ]),
-            "–" if math.isnan(ratio) else f"{ratio:.3f}",
-            "–" if math.isnan(ratio) else _number(task, mean(charged).value),
         ])  # fmt: skip
+    return head, rows
+
+
+def at_the_end(run: Record) -> bool:
+    """Return whether the chosen learning rate is the first or last of four."""
+    rates = [trial["lr"] for trial in ARMS[run.arm].trials(TASKS[run.task])]
+    return len(set(rates)) == TRIALS and run.setting["lr"] in (rates[0], rates[-1])
+
+
+def costs(results: Results, task: str) -> Table:
+    """Return what a step of each arm takes, and what is left of its metric for equal time."""
+    head = [
+        "arm", "ms a step, as run", "a step, relative to a bare one",
+        f"{_metric(task)}, time charged",
+    ]  # fmt: skip
+    rows = []
+    for arm in results.arms(task):
+        if ARMS[arm].as_tuned:
+            continue
+        runs = results.runs(task, arm)
+        times = mean([1e3 * run.training_seconds / run.steps[-1] for run in runs])
+        row = results.overhead.get(task, {}).get(ARMS[arm].cost)
+        cells = ["–", "–"]
+        if row:
+            low, high = row["ratio_interval"]
+            charged = [statistics.interpolated(run, run.budget / row["ratio"]) for run in runs]
+            cells = [f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"]
+            cells.append(_number(task, mean(charged).value))
+        rows.append([ARMS[arm].title, f"{times.value:.2f} ± {times.margin:.2f}", *cells])
     return head, rows
 
 
@@ -112,13 +132,7 @@ def unknown(results: Results, task: str) -> Table:
     """Return the metric when the training ends sooner or later than planned."""
     head = ["arm"]
     for words in ("half the budget", "twice the budget"):
-        head += [
-            words,
-            "gain over cosine made for budget 1",
-            "",
-            "gain over cosine made for this one",
-            "",
-        ]
+        head += [words, "gain over cosine for budget 1", "gain over cosine for this one"]
     rows = []
     for arm in results.arms(task):
         row = [ARMS[arm].title]
@@ -128,7 +142,7 @@ def unknown(results: Results, task: str) -> Table:
             for reference in (REFERENCE, BUDGETS[budgets]):
                 same = arm == reference or not values
                 difference = None if same else results.difference(task, arm, budgets, reference)
-                row += _difference(task, difference)
+                row.append(_difference(task, difference))
         rows.append(row)
     return head, rows
 
@@ -187,6 +201,8 @@ def made_with(results: Results) -> str:
         )
     missing = [ARMS[a].title for a in ARMS if not any(r.arm == a for r in final)]
     left_out = f" Left out: {', '.join(missing)}." if missing else ""
+    not_run = [task.title for name, task in TASKS.items() if name not in results.tasks]
+    left_out += f" Not run yet: {'; '.join(not_run)}." if not_run else ""
     return (
         f"{len(seeds)} seeds for reported runs, {TRIALS} trials for each arm. "
         + ". ".join(parts) + "." + left_out
@@ -212,6 +228,7 @@ def tables(out: Path) -> dict[str, Table | str]:
         found[f"training, {task}"] = known(results, task)
         found[f"training, {task}, other budgets"] = unknown(results, task)
         found[f"training, {task}, moments"] = acting(results, task)
+        found[f"training, {task}, costs"] = costs(results, task)
     return found
 
 
@@ -240,13 +257,13 @@ def _mean(task: str, values: Sequence[float]) -> str:
     return f"{_number(task, found.value)} ± {_number(task, found.margin)}"
 
 
-def _difference(task: str, found: Difference | None) -> list[str]:
-    """Return a difference in the sense better − worse, and its verdict."""
+def _difference(task: str, found: Difference | None) -> str:
+    """Return a difference, positive if better, and its verdict."""
     if found is None:
-        return ["–", ""]
+        return "–"
     factor, digits = _scale(task)
     value, margin = factor * found.estimate.value, factor * found.estimate.margin
-    return [f"{value:+.{digits}f} ± {margin:.{digits}f}", found.verdict]
+    return f"{value:+.{digits}f} ± {margin:.{digits}f}, {found.verdict}"
 
 
 def _steps(found: Iterable[int | None]) -> str:

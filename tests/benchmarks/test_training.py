@@ -482,7 +482,7 @@ def test_tables_and_page_from_records_alone(load, study, tmp_path):
             noise = 0.0005 * ((seed * 7 + len(arm)) % 3)
             record = synthetic(study, arm, seed, level=level + noise, acted=(15 + seed,))
             runs.write(out / f"{record.name}.json", record.raw)
-    ratio = {"median": 1.0, "ratio": 1.5}
+    ratio = {"median": 1.0, "ratio": 1.5, "ratio_interval": [1.4, 1.6]}
     runs.write(
         out / "overhead.json", {"mlp": {"bare": ratio | {"ratio": 1.0}, "forecaster": ratio}}
     )
@@ -490,13 +490,21 @@ def test_tables_and_page_from_records_alone(load, study, tmp_path):
     head, rows = tables.known(results, "mlp")
     by_title = {row[0]: row for row in rows}
     assert list(by_title) == ["constant", "cosine", "`Gain`"]
-    assert [by_title[t][4] for t in by_title] == ["worse", "", "better"]
+    words = [row[3].rsplit(", ", 1)[-1] for row in rows]
+    assert words == ["worse", "–", "better"]
     gain = dict(zip(head, by_title["`Gain`"], strict=True))
-    assert gain["time of a step"] == "1.500"
-    values = [run.metrics[1] for run in results.runs("mlp", "gain")]  # after 30/1.5 steps
-    assert gain["with its time charged"] == f"{100 * np.mean(values):.2f}"
     assert gain["steps to 99 % of the best"] == "20"
-    assert by_title["constant"][6] == "never (0 of 3 runs)"
+    assert by_title["constant"][5] == "never (0 of 3 runs)"
+    assert by_title["constant"][1] == "lr 0.01 (end of the grid)"
+    values = [run.metrics[1] for run in results.runs("mlp", "gain")]  # after 30/1.5 steps
+    assert tables.costs(results, "mlp")[1][-1] == [
+        "`Gain`", "16.67 ± 0.00", "1.500 (1.400 to 1.600)", f"{100 * np.mean(values):.2f}"
+    ]  # fmt: skip
+    head, rows = tables.unknown(results, "mlp")
+    row = dict(zip(head, rows[2], strict=True))
+    assert row["arm"] == "`Gain`"
+    assert row["half the budget"] == "–"  # not evaluated at step 15
+    assert row["gain over cosine for this one"].endswith("better")
     rows = tables.acting(results, "mlp")[1]
     assert rows[0] == ["`Gain`", "1.0", "0.533", "0.033", "0.033", "0 of 3"]
     verdicts = tables.verdicts(results)[1]
