@@ -85,7 +85,7 @@ TASKS = {
         {"momentum": 0.9, "weight_decay": 1e-4},
         rates=(0.01, 0.03, 0.1, 0.2),
         batch_size=100,
-        budget=6000,
+        budget=9000,
         step_ms=1.1,
         schedule_free_factor=10.0,
     ),
