@@ -35,7 +35,9 @@ class Difference:
 def paired(
     ours: dict[int, float], theirs: dict[int, float], *, lower_is_better: bool
 ) -> Difference | None:
-    """Return the difference over the seeds that both have; None if they are fewer than two.
+    """Return the difference over the seeds that both have; None if they are fewer than three.
+
+    Accuracies are multiples of one example, so two differences can be equal by chance.
 
     Args:
         ours: Metric by seed.
@@ -43,7 +45,7 @@ def paired(
         lower_is_better: Whether the metric is a loss.
     """
     seeds = sorted(set(ours) & set(theirs))
-    if len(seeds) < 2:
+    if len(seeds) < 3:
         return None
     sign = -1 if lower_is_better else 1
     return Difference(mean([sign * (ours[seed] - theirs[seed]) for seed in seeds]))

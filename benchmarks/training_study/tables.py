@@ -263,7 +263,8 @@ def _difference(task: str, found: Difference | None) -> str:
         return "–"
     factor, digits = _scale(task)
     value, margin = factor * found.estimate.value, factor * found.estimate.margin
-    return f"{value:+.{digits}f} ± {margin:.{digits}f}, {found.verdict}"
+    text = f"{value:+.{digits}f} ± {margin:.{digits}f}, {found.verdict}"
+    return text.replace("-", "−")
 
 
 def _steps(found: Iterable[int | None]) -> str:

@@ -307,7 +307,7 @@ def test_means_and_paired_differences_by_hand(study):
     close = {0: 4.9, 1: 5.0, 2: 6.1}
     assert statistics.paired(close, theirs, lower_is_better=False).verdict == "better"
     assert statistics.paired(close, theirs, lower_is_better=True).verdict == "worse"
-    assert statistics.paired({0: 1.0}, theirs, lower_is_better=True) is None
+    assert statistics.paired({0: 1.0, 1: 2.0}, theirs, lower_is_better=True) is None
 
 
 def test_area_and_goal_by_hand(study):
