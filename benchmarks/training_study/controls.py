@@ -6,7 +6,7 @@ which plans change, times the task's warm-up.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -24,11 +24,19 @@ class Cadence:
     """How often rules look, the same for all of them."""
 
     check: int = 100
-    """Steps between two checks, and in the mean of the loss that rules get."""
+    """Steps between two checks, and in the mean of the loss that rules get, if epochs are long."""
     every: int = 16
     """Monitors and forecasters measure every k-th step."""
     horizons: tuple[int, ...] | None = None
     """Horizons of forecasts; None for the default."""
+
+    def fitted(self, epoch: int) -> "Cadence":
+        """Return the cadence for epochs of a number of steps.
+
+        Rules look at the ends of epochs, where the noise of reshuffled batches has cancelled,
+        unless an epoch is longer than two checks.
+        """
+        return replace(self, check=epoch) if epoch <= 2 * self.check else self
 
 
 DEFAULT = Cadence()
@@ -119,7 +127,7 @@ class Ruled(Control):
             optimizer,
             rule=rule,
             factor=drop,
-            min_steps=min(100, cadence.check),
+            min_steps=cadence.check,
             monitor=eq.Monitor(
                 optimizer, every=cadence.every, trace=isinstance(rule, eq.rules.Stationary)
             ),

@@ -62,6 +62,7 @@ def _block(
     examples = data.load(task.data, file)
     loop = Loop(task, examples, 0, ARMS[arm].build(task, setting), device, tiny=tiny)
     options = {key: value for key, value in setting.items() if key != "lr"}
+    cadence = cadence.fitted(loop.epoch)
     context = Context(loop.optimizer, 10**6, 10**5, options, cadence)
     control = ARMS[arm].make(context)
 

@@ -77,7 +77,8 @@ def run(
     examples = data.load(task.data, file)
     loop = Loop(task, examples, job.seed, arm.build(task, job.setting), device, tiny=tiny)
     options = {key: value for key, value in job.setting.items() if key != "lr"}
-    control = arm.make(Context(loop.optimizer, job.budget, job.steps, options, job.cadence))
+    cadence = job.cadence.fitted(loop.epoch)
+    control = arm.make(Context(loop.optimizer, job.budget, job.steps, options, cadence))
     split = (examples.test if job.stage == "final" else examples.validation).to(device)
     warm_up = 0 if loop.schedule_free else task.warm_up  # it has its own
     group = loop.optimizer.param_groups[0]
@@ -96,8 +97,8 @@ def run(
         group["lr"] = scheduled
         checked += loss
         evaluated += loss
-        if loop.step % job.cadence.check == 0:
-            mean = checked / job.cadence.check
+        if loop.step % cadence.check == 0:
+            mean = checked / cadence.check
             if not math.isfinite(mean.item()):
                 diverged = True
                 break

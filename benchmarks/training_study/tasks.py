@@ -170,6 +170,8 @@ class Loop:
             self._padded = F.pad(self._train.inputs, (4, 4, 4, 4), value=round(data.mean))
         self._count = _count(task, self._train)
         self.batch_size = min(task.batch_size, 8) if tiny else task.batch_size
+        self.epoch = self._count // self.batch_size
+        """Steps of an epoch."""
         self._random = torch.Generator(device).manual_seed(seed)
         self._order = torch.empty(0, dtype=torch.long)
         self._sides = torch.arange(32, device=device)
@@ -239,8 +241,7 @@ class Loop:
 
     def _next(self) -> Tensor:
         """Return the examples of the next batch; an epoch is a permutation, as with `shuffle`."""
-        per_epoch = self._count // self.batch_size
-        epoch, place = divmod(self.step, per_epoch)
+        epoch, place = divmod(self.step, self.epoch)
         if place == 0:
             generator = torch.Generator().manual_seed(7_919 * self.seed + epoch)
             self._order = torch.randperm(self._count, generator=generator).to(self.device)

@@ -1,39 +1,22 @@
 """The training study: schedules are exact, statistics right, runs resumable, tables made."""
 
-import importlib
 import json
 import math
 import os
 import signal
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def load(monkeypatch):
-    """Import a module of the benchmarks, which finds its neighbours on the path."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # restored afterwards
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        file = Path(getattr(sys.modules[name], "__file__", None) or "/")
-        if file.is_relative_to(BENCHMARKS):
-            del sys.modules[name]
-
-
-@pytest.fixture
-def study(load):
+def study(load, monkeypatch):
     """Import a module of the study."""
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):  # set for processes, restored afterwards
+        monkeypatch.setenv(name, os.environ.get(name, ""))
     return lambda name: load(f"training_study.{name}")
 
 
@@ -197,6 +180,12 @@ def test_what_arms_do_to_the_learning_rate_is_recorded(study):
         0.05 * (1 + math.cos(math.pi * min(step - 1, 29) / 30)) for step in range(10, 70, 10)
     ]
     assert rates == pytest.approx(expected, rel=1e-4)
+
+
+def test_rules_look_at_the_ends_of_epochs_unless_they_are_long(study):
+    controls = study("controls")
+    assert controls.DEFAULT.fitted(180).check == 180
+    assert controls.DEFAULT.fitted(2442) == controls.DEFAULT
 
 
 def test_warm_up_multiplies_every_schedule(study):
