@@ -12,7 +12,7 @@ from harness import compare, interleave
 from training_study import data
 from training_study.arms import ARMS, Context
 from training_study.controls import Cadence
-from training_study.runs import write
+from training_study.runs import prepare, write
 from training_study.tasks import TASKS, Loop
 
 
@@ -30,7 +30,7 @@ def measure(
 
     Arms of equal cost are measured once, and a second bare loop shows the noise.
     """
-    torch.set_num_threads(1)
+    device = prepare()
     chosen = {ARMS[arm].cost: arm for arm in reversed(list(arms))}
     variants = {"bare": "constant", "bare again": "constant"}
     variants |= {cost: arm for cost, arm in reversed(chosen.items()) if cost != "bare"}
@@ -38,7 +38,8 @@ def measure(
     found = json.loads(path.read_text()) if path.exists() else {}
     for name in tasks:
         blocks = {
-            cost: _block(name, arm, file, cadence, tiny=tiny) for cost, arm in variants.items()
+            cost: _block(name, arm, file, device, cadence, tiny=tiny)
+            for cost, arm in variants.items()
         }
         for block in blocks.values():
             block()  # the first one compiles, allocates and measures more often
@@ -53,10 +54,9 @@ def measure(
 
 
 def _block(
-    name: str, arm: str, file: Path | None, cadence: Cadence, *, tiny: bool
+    name: str, arm: str, file: Path | None, device: str, cadence: Cadence, *, tiny: bool
 ) -> Callable[[], float]:
     """Return a function that trains for one check interval and returns the time of a step."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     task = TASKS[name]
     setting = ARMS[arm].trials(task)[0]
     examples = data.load(task.data, file)

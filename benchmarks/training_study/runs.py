@@ -64,15 +64,22 @@ def write(path: Path, record: dict[str, Any]) -> None:
     partial.replace(path)
 
 
+def prepare(device: str | None = None) -> str:
+    """Return the device to train on, and set one thread, and TF32 on a GPU."""
+    torch.set_num_threads(1)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+    return device
+
+
 def run(
     job: Job, file: Path | None, device: str | None = None, *, tiny: bool = False
 ) -> dict[str, Any]:
     """Make a run and return its record."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = device == "cuda"
     began = time.perf_counter()
+    device = prepare(device)
     task, arm = TASKS[job.task], ARMS[job.arm]
     examples = data.load(task.data, file)
     loop = Loop(task, examples, job.seed, arm.build(task, job.setting), device, tiny=tiny)

@@ -17,6 +17,7 @@ def study(load, monkeypatch):
     """Import a module of the study."""
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):  # set for processes, restored afterwards
         monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # equal runs, everywhere
     return lambda name: load(f"training_study.{name}")
 
 
