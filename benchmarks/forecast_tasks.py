@@ -104,13 +104,13 @@ class Block(nn.Module):
         return F.relu(self.body(x) + self.shortcut(x))
 
 
-def resnet(norm: Callable[[int], nn.Module], tiny: bool) -> nn.Module:
-    """A ResNet of three stages, 16, 32 and 64 channels, with two blocks each."""
+def resnet(norm: Callable[[int], nn.Module], tiny: bool, blocks: int = 2) -> nn.Module:
+    """A ResNet of three stages, 16, 32 and 64 channels, with some blocks each."""
     widths = (8,) if tiny else (16, 32, 64)
     layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False), norm(widths[0])]
     channels = widths[0]
     for width in widths:
-        for _ in range(1 if tiny else 2):
+        for _ in range(1 if tiny else blocks):
             layers.append(Block(channels, width, norm))
             channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))

@@ -16,5 +16,6 @@ def load(monkeypatch):
     before = set(sys.modules)
     yield importlib.import_module
     for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == BENCHMARKS:
+        file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+        if file.is_relative_to(BENCHMARKS):
             del sys.modules[name]

@@ -62,7 +62,7 @@ def test_claims_are_ordered_by_figure_and_those_of_the_paper_come_first():
 
 def test_groups_show_the_claims_about_some_panels():
     paper, ours = grouped(judge({}))
-    assert (len(paper.claims), len(ours.claims)) == (19, 12)
+    assert (len(paper.claims), len(ours.claims)) == (19, 14)
     (group,) = grouped(judge({}), ["S2c"])
     assert [claim.id for claim in group.claims] == ["eager-faster-cnn", "eager-ends-lower-cnn"]
     assert {claim.figure for group in grouped(judge({}), ["3a"]) for claim in group.claims} == {
@@ -137,6 +137,26 @@ def test_landscape_that_vanishes_with_the_learning_rate(tmp_path):
     found = verdicts(tmp_path)
     assert found["landscape-vanishes-mlp"].verdict == "holds"
     assert found["landscape-vanishes-mlp"].measured == pytest.approx(0.003 / 0.05)
+    assert found["landscape-vanishes-cnn"].verdict == "fails"
+    assert found["landscape-falls-mlp"].measured == found["landscape-vanishes-mlp"].measured
+    assert found["landscape-falls-cnn"].measured == pytest.approx(1)  # it is largest there
+    assert found["landscape-falls-cnn"].verdict == "fails"
+
+
+def test_a_landscape_with_a_maximum_falls_from_it(tmp_path):
+    """With η/(η + 0.002)² the maximum is at 0.002, and the value at 0.0001 is 0.18 of it."""
+    run = PAPER["cnn-sequence"]
+
+    def peaked(time, lr, arm, seed):
+        return lr / (lr + 0.002) ** 2 * (1 + noise(seed, 0.001))
+
+    sides(run, tmp_path, columns={"landscape": peaked})
+    found = verdicts(tmp_path)
+    lrs = sorted({lr for arm in run.arms.values() for lr, _ in arm.phases})
+    values = [lr / (lr + 0.002) ** 2 for lr in lrs]
+    assert found["landscape-falls-cnn"].measured == pytest.approx(values[0] / max(values), 1e-4)
+    assert found["landscape-falls-cnn"].verdict == "holds"
+    assert found["landscape-vanishes-cnn"].measured == pytest.approx(values[0] / values[-1], 1e-4)
     assert found["landscape-vanishes-cnn"].verdict == "fails"
 
 

@@ -67,6 +67,25 @@ def remaining_landscape(result: Result) -> list[Estimate]:
     return [ratio_over_seeds(values[0], values[-1])] if len(lrs) > 1 else []
 
 
+def remaining_from_maximum(result: Result) -> list[Estimate]:
+    """Estimate O_FB at the smallest learning rate divided by its maximum over learning rates.
+
+    The maximum is at the learning rate with the largest mean over seeds. It is chosen from the same
+    noisy values, so the ratio is a little too small.
+
+    Args:
+        result: A run that measures O_FB.
+
+    Returns:
+        One estimate, or none with fewer than two finished phases.
+    """
+    lrs, values = measures.landscape(result)
+    if len(lrs) < 2:
+        return []
+    highest = max(range(len(lrs)), key=lambda i: float(values[i].mean()))
+    return [ratio_over_seeds(values[0], values[highest])]
+
+
 def departures_below(largest: float) -> Finding:
     """Measure how far O_FB/η departs from its value at the smallest η.
 

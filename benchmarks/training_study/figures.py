@@ -1,0 +1,140 @@
+"""Figures and the page of a study, from its records alone."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+
+from training_study import tables
+from training_study.arms import ARMS
+from training_study.tables import BUDGETS, REFERENCE, Results
+from training_study.tasks import TASKS
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+TEMPLATE = Path(__file__).parent / "page.md"
+SHOWN = ("constant", "cosine", "wsd", "plateau", "paper-0.01", "stationary", "gain", "sasa")
+"""Arms whose curves are drawn."""
+TASK_SECTION = """### {title}
+
+After one budget:
+
+<!-- table: training, {task} -->
+<!-- end -->
+
+If the training ends after half or twice the budget:
+
+<!-- table: training, {task}, other budgets -->
+<!-- end -->
+
+When rules act:
+
+<!-- table: training, {task}, moments -->
+<!-- end -->
+
+What they cost:
+
+<!-- table: training, {task}, costs -->
+<!-- end -->
+
+![Curves of {title}](figures/training-{task}.png)
+"""
+
+
+def draw_curves(results: Results, task: str, path: Path) -> None:
+    """Draw the mean metric and learning rate of some arms against the steps."""
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(8, 6.4), sharex=True, height_ratios=(2, 1), layout="constrained"
+    )
+    values = []
+    for i, arm in enumerate(SHOWN):
+        runs = results.runs(task, arm)
+        if not runs:
+            continue
+        x = np.array(runs[0].steps) / runs[0].budget
+        y = np.array([run.metrics for run in runs])
+        values.append(y[:, len(x) // 6 :])
+        color = f"C{i}" if i != 7 else "k"
+        top.plot(x, y.mean(0), color=color, lw=1.2, label=ARMS[arm].title.replace("`", ""))
+        if len(runs) > 1:
+            error = y.std(0, ddof=1) / np.sqrt(len(runs))
+            top.fill_between(x, y.mean(0) - error, y.mean(0) + error, color=color, alpha=0.15, lw=0)
+        rates = np.array([run.rates for run in runs])
+        bottom.plot(x, np.exp(np.log(np.maximum(rates, 1e-9)).mean(0)), color=color, lw=1.2)
+    low = min(y.min() for y in values)
+    high = max(y.max() for y in values)
+    top.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    for axes in (top, bottom):
+        axes.axvline(1, color="0.7", lw=1, zorder=0)
+        axes.grid(alpha=0.25)
+    top.set(ylabel="held-out loss" if TASKS[task].is_text else "test accuracy")
+    top.set_title(f"{TASKS[task].title}; mean and standard error over seeds", fontsize="medium")
+    bottom.set(xlabel="steps, in budgets", ylabel="learning rate", yscale="log")
+    bottom.set_ylim(bottom=max(bottom.get_ylim()[0], 1e-4 * bottom.get_ylim()[1]))
+    top.legend(fontsize="x-small", ncols=2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_differences(results: Results, path: Path) -> None:
+    """Draw the paired differences to cosine with their 95 % intervals, a panel for each task."""
+    arms = [arm for arm in ARMS if arm != REFERENCE and not ARMS[arm].as_tuned]
+    count = len(results.tasks)
+    figure, grid = plt.subplots(
+        1, count, figsize=(3.2 + 3.2 * count, 0.6 + 0.42 * len(arms)), sharey=True,
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    for axes, task in zip(grid[0], results.tasks, strict=True):
+        factor = 1 if TASKS[task].is_text else 100
+        for k, budgets in enumerate(BUDGETS):
+            rows = [
+                (i, found.estimate)
+                for i, arm in enumerate(arms)
+                if (found := results.difference(task, arm, budgets)) is not None
+            ]
+            axes.errorbar(
+                [factor * estimate.value for _, estimate in rows],
+                [i + 0.22 * (k - 1) for i, _ in rows],
+                xerr=[factor * estimate.margin for _, estimate in rows],
+                fmt="o", ms=3.5, color=f"C{k}", label=f"{budgets:g} budgets",
+            )  # fmt: skip
+        unit = "nats" if TASKS[task].is_text else "points of accuracy"
+        axes.axvline(0, color="0.6", lw=1, zorder=0)
+        axes.set_xscale("symlog", linthresh=0.02 if TASKS[task].is_text else 1.0)
+        axes.set_title(TASKS[task].title, fontsize="small")
+        axes.set_xlabel(f"better than cosine by, {unit}", fontsize="small")
+        axes.grid(axis="x", alpha=0.25)
+    grid[0, 0].set_yticks(range(len(arms)), [ARMS[arm].title.replace("`", "") for arm in arms])
+    grid[0, 0].invert_yaxis()
+    grid[0, 0].legend(fontsize="x-small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def write_page(out: Path, page: Path) -> bool:
+    """Write the page with its tables and figures; return whether there were records for it.
+
+    A page that exists keeps its text, and only the tables between the markers are replaced.
+    """
+    import tables as all_tables  # the benchmarks' own, which knows the markers
+
+    found = tables.tables(out)
+    if not found:
+        return False
+    results = Results(out)
+    text = page.read_text() if page.exists() else TEMPLATE.read_text()
+    for task in results.tasks:
+        if f"<!-- table: training, {task} -->" not in text:
+            section = TASK_SECTION.format(title=TASKS[task].title, task=task)
+            text = text.replace("<!-- tasks end -->", f"{section}\n<!-- tasks end -->")
+    for name, table in found.items():
+        words = table if isinstance(table, str) else all_tables.markdown(*table)
+        text = all_tables.replace_table(text, name, words)
+    page.write_text(text)
+    for task in results.tasks:
+        draw_curves(results, task, page.parent / "figures" / f"training-{task}.png")
+    draw_differences(results, page.parent / "figures" / "training-differences.png")
+    return True

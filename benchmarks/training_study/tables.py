@@ -1,0 +1,280 @@
+"""Tables of a study, from its records alone."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from training_study import statistics
+from training_study.arms import ARMS, TRIALS
+from training_study.records import Record, read
+from training_study.statistics import Difference, mean, paired
+from training_study.study import open_study
+from training_study.tasks import TASKS
+
+REFERENCE = "cosine"
+BUDGETS = {0.5: "cosine-half", 1.0: "cosine", 2.0: "cosine-double"}
+"""The cosine that is made for each budget."""
+Table = tuple[list[str], list[list[str]]]
+
+
+class Results:
+    """What the records of a folder say.
+
+    Args:
+        out: The folder.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.records = read(out)
+        self.study = open_study(out)
+        self.final = [record for record in self.records if record.stage == "final"]
+        path = out / "overhead.json"
+        self.overhead: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """Tasks with at least two reported runs of the reference."""
+        return [task for task in TASKS if len(self.runs(task, REFERENCE)) > 1]
+
+    def arms(self, task: str) -> list[str]:
+        """Return the arms of a task with at least two reported runs."""
+        return [arm for arm in ARMS if len(self.runs(task, arm)) > 1]
+
+    def runs(self, task: str, arm: str) -> list[Record]:
+        """Return the reported runs of an arm, by seed."""
+        return [record for record in self.final if (record.task, record.arm) == (task, arm)]
+
+    def at(self, task: str, arm: str, budgets: float) -> dict[int, float]:
+        """Return the metric after a number of budgets, by seed."""
+        found = {run.seed: run.at(budgets) for run in self.runs(task, arm)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def difference(
+        self, task: str, arm: str, budgets: float, reference: str = REFERENCE
+    ) -> Difference | None:
+        """Return by how much an arm is better than the reference, at equal seeds."""
+        theirs = self.at(task, reference, budgets)
+        return paired(self.at(task, arm, budgets), theirs, lower_is_better=TASKS[task].is_text)
+
+    def best(self, task: str) -> float:
+        """Return the best arm's mean metric after one budget."""
+        means = [
+            mean(list(values.values())).value
+            for arm in self.arms(task)
+            if (values := self.at(task, arm, 1.0))
+        ]
+        return min(means) if TASKS[task].is_text else max(means)
+
+
+def known(results: Results, task: str) -> Table:
+    """Return the metric after one budget: what the arms that know the budget were made for."""
+    head = [
+        "arm", "setting", _metric(task), "gain over cosine", "mean over the run",
+        "steps to 99 % of the best",
+    ]  # fmt: skip
+    goal = statistics.goal(results.best(task), lower_is_better=TASKS[task].is_text)
+    rows = []
+    for arm in results.arms(task):
+        values = results.at(task, arm, 1.0)
+        if not values or ARMS[arm].as_tuned:
+            continue
+        runs = results.runs(task, arm)
+        difference = results.difference(task, arm, 1.0) if arm != REFERENCE else None
+        rows.append([
+            ARMS[arm].title,
+            setting(runs[0].setting) + (" (end of the grid)" if at_the_end(runs[0]) else ""),
+            _mean(task, list(values.values())),
+            _difference(task, difference),
+            _mean(task, [statistics.area(r.steps, r.metrics, r.budget) for r in runs]),
+            _steps([
+                statistics.first_reaching(
+                    r.steps, r.metrics, goal, lower_is_better=TASKS[task].is_text
+                )
+                for r in runs
+            ]),
+        ])  # fmt: skip
+    return head, rows
+
+
+def at_the_end(run: Record) -> bool:
+    """Return whether the chosen learning rate is the first or last of four."""
+    rates = [trial["lr"] for trial in ARMS[run.arm].trials(TASKS[run.task])]
+    return len(set(rates)) == TRIALS and run.setting["lr"] in (rates[0], rates[-1])
+
+
+def costs(results: Results, task: str) -> Table:
+    """Return what a step of each arm takes, and what is left of its metric for equal time."""
+    head = [
+        "arm", "ms a step, as run", "a step, relative to a bare one",
+        f"{_metric(task)}, time charged",
+    ]  # fmt: skip
+    rows = []
+    for arm in results.arms(task):
+        if ARMS[arm].as_tuned:
+            continue
+        runs = results.runs(task, arm)
+        times = mean([1e3 * run.training_seconds / run.steps[-1] for run in runs])
+        row = results.overhead.get(task, {}).get(ARMS[arm].cost)
+        cells = ["–", "–"]
+        if row:
+            low, high = row["ratio_interval"]
+            charged = [statistics.interpolated(run, run.budget / row["ratio"]) for run in runs]
+            cells = [f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"]
+            cells.append(_number(task, mean(charged).value))
+        rows.append([ARMS[arm].title, f"{times.value:.2f} ± {times.margin:.2f}", *cells])
+    return head, rows
+
+
+def unknown(results: Results, task: str) -> Table:
+    """Return the metric when the training ends sooner or later than planned."""
+    head = ["arm"]
+    for words in ("half the budget", "twice the budget"):
+        head += [words, "gain over cosine for budget 1", "gain over cosine for this one"]
+    rows = []
+    for arm in results.arms(task):
+        row = [ARMS[arm].title]
+        for budgets in (0.5, 2.0):
+            values = results.at(task, arm, budgets)
+            row.append(_mean(task, list(values.values())) if values else "–")
+            for reference in (REFERENCE, BUDGETS[budgets]):
+                same = arm == reference or not values
+                difference = None if same else results.difference(task, arm, budgets, reference)
+                row.append(_difference(task, difference))
+        rows.append(row)
+    return head, rows
+
+
+def acting(results: Results, task: str) -> Table:
+    """Return when rules act, and how that varies over seeds."""
+    head = [
+        "rule", "times in two budgets", "first, in budgets", "spread of the first over seeds",
+        "spread of all over seeds", "silent runs",
+    ]  # fmt: skip
+    rows = []
+    for arm in results.arms(task):
+        if ARMS[arm].rule:
+            runs = results.runs(task, arm)
+            found = statistics.moments(runs)
+            numbers = (found.first, found.first_spread, found.spread)
+            rows.append([
+                ARMS[arm].title,
+                f"{found.count:.1f}",
+                *("–" if math.isnan(x) else f"{x:.3f}" for x in numbers),
+                f"{found.silent} of {len(runs)}",
+            ])  # fmt: skip
+    return head, rows
+
+
+def verdicts(results: Results) -> Table:
+    """Return a row for each arm: its verdicts against cosine at 1/2, 1 and 2 budgets, by task."""
+    head = ["arm", "must know the budget", *(TASKS[task].title for task in results.tasks)]
+    rows = []
+    for arm in ARMS:
+        if arm == REFERENCE or ARMS[arm].as_tuned:
+            continue
+        cells = []
+        for task in results.tasks:
+            found = [results.difference(task, arm, budgets) for budgets in BUDGETS]
+            cells.append(" / ".join("–" if d is None else d.verdict for d in found))
+        if any(set(cell) - set("–/ ") for cell in cells):
+            rows.append([ARMS[arm].title, "yes" if ARMS[arm].needs_budget else "no", *cells])
+    return head, rows
+
+
+def made_with(results: Results) -> str:
+    """Return what was run, on what, in one paragraph."""
+    final = results.final
+    seeds = sorted({record.seed for record in final})
+    parts = []
+    for task in results.tasks:
+        runs = [record for record in final if record.task == task]
+        where = sorted({f"{_machine(r)}, torch {r.where['torch']}" for r in runs})
+        total = sum(record.seconds for record in results.records if record.task == task)
+        diverged = sum(record.diverged for record in runs)
+        parts.append(
+            f"{TASKS[task].title}: budget {runs[0].budget:,} steps, {len(runs)} reported runs"
+            + (f" ({diverged} diverged)" if diverged else "")
+            + f", {total / 3600:.1f} process hours with trials, on {'; '.join(where)}"
+        )
+    missing = [ARMS[a].title for a in ARMS if not any(r.arm == a for r in final)]
+    left_out = f" Left out: {', '.join(missing)}." if missing else ""
+    not_run = [task.title for name, task in TASKS.items() if name not in results.tasks]
+    left_out += f" Not run yet: {'; '.join(not_run)}." if not_run else ""
+    return (
+        f"{len(seeds)} seeds for reported runs, {TRIALS} trials for each arm. "
+        + ". ".join(parts) + "." + left_out
+    )  # fmt: skip
+
+
+def setting(chosen: Mapping[str, Any]) -> str:
+    """Return a setting in words."""
+    words = {"lr": "lr", "drop": "factor", "share": "share", "at": "at", "patience": "patience"}
+    return ", ".join(f"{words[key]} {_plain(value)}" for key, value in chosen.items())
+
+
+def tables(out: Path) -> dict[str, Table | str]:
+    """Return all tables by the names of their places in the page; empty without records."""
+    results = Results(out)
+    if not results.tasks:
+        return {}
+    found: dict[str, Table | str] = {
+        "training, runs": made_with(results),
+        "training, verdicts": verdicts(results),
+    }
+    for task in results.tasks:
+        found[f"training, {task}"] = known(results, task)
+        found[f"training, {task}, other budgets"] = unknown(results, task)
+        found[f"training, {task}, moments"] = acting(results, task)
+        found[f"training, {task}, costs"] = costs(results, task)
+    return found
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " and ".join(f"{x:g}" for x in value)
+    return f"{value:g}"
+
+
+def _metric(task: str) -> str:
+    return "held-out loss" if TASKS[task].is_text else "test accuracy, %"
+
+
+def _scale(task: str) -> tuple[float, int]:
+    """Return what a metric is multiplied with, and its digits."""
+    return (1.0, 4) if TASKS[task].is_text else (100.0, 2)
+
+
+def _number(task: str, value: float) -> str:
+    factor, digits = _scale(task)
+    return f"{factor * value:.{digits}f}"
+
+
+def _mean(task: str, values: Sequence[float]) -> str:
+    found = mean(values)
+    return f"{_number(task, found.value)} ± {_number(task, found.margin)}"
+
+
+def _difference(task: str, found: Difference | None) -> str:
+    """Return a difference, positive if better, and its verdict."""
+    if found is None:
+        return "–"
+    factor, digits = _scale(task)
+    value, margin = factor * found.estimate.value, factor * found.estimate.margin
+    text = f"{value:+.{digits}f} ± {margin:.{digits}f}, {found.verdict}"
+    return text.replace("-", "−")
+
+
+def _steps(found: Iterable[int | None]) -> str:
+    """Return the median over seeds, runs that never reach the goal counted as infinite."""
+    steps = sorted(math.inf if step is None else step for step in found)
+    median = steps[len(steps) // 2] if len(steps) % 2 else sum(steps[len(steps) // 2 - 1 :][:2]) / 2
+    reached = sum(map(math.isfinite, steps))
+    words = "never" if math.isinf(median) else f"{median:,.0f}"
+    return words if reached == len(steps) else f"{words} ({reached} of {len(steps)} runs)"
+
+
+def _machine(record: Record) -> str:
+    return record.where["gpu"] or "a CPU"

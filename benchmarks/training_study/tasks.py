@@ -1,0 +1,268 @@
+"""What is trained: a model, its data, optimizer and batches, and a loop that steps and evaluates.
+
+All examples are on the device. Batches and augmentation depend on the seed alone, so that runs with
+the same seed see the same batches whatever sets their learning rate.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from forecast_tasks import Transformer, mlp, resnet
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from equilibrate.paper.protocol.models import Architecture, Convolution, build
+from training_study.data import Data, Split
+
+LENGTH = 128
+"""Bytes of a sequence."""
+SEQUENCES = 1024
+"""Sequences of a held-out text on which it is evaluated at most, evenly spaced."""
+RECALIBRATION = 50
+"""Batches from which BatchNorm's statistics are computed at parameters that were never trained at,
+such as averaged ones."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its data, and how it is trained up to the learning rate's schedule."""
+
+    title: str
+    data: str
+    """Name of the data."""
+    model: Callable[[int, bool], nn.Module]
+    """Builds the model from a seed, or a tiny one."""
+    optimizer: Callable[..., Optimizer]
+    settings: dict[str, Any]
+    """Arguments of the optimizer, without the learning rate."""
+    rates: tuple[float, float, float, float]
+    """The grid of learning rates; arms with a setting of their own use the two in the middle."""
+    batch_size: int
+    budget: int
+    """Steps of budget 1."""
+    step_ms: float
+    """Time of a step on an H200 that 16 runs share, in ms, as assumed without measurement."""
+    warm_up: int = 0
+    """Steps over which the learning rate rises linearly, whatever the schedule."""
+    augment: bool = False
+    """Whether images are mirrored and cropped from padded ones at random."""
+    amsgrad_rates: tuple[float, float, float, float] = (3e-4, 1e-3, 3e-3, 1e-2)
+    schedule_free_factor: float = 1.0
+    """What `rates` are multiplied with for the schedule-free optimizer."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the metric is the loss of held-out text and not the accuracy."""
+        return self.data == "text"
+
+
+def _seeded(make: Callable[[bool], nn.Module]) -> Callable[[int, bool], nn.Module]:
+    def seeded(seed: int, tiny: bool) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return make(tiny)
+
+    return seeded
+
+
+def _cnn(seed: int, tiny: bool) -> nn.Module:
+    if not tiny:
+        return build("cnn", seed)
+    small = Architecture((3, 32, 32), convolutions=(Convolution(5, 4, 2, 2, 4),))
+    return _seeded(lambda _: small.layers())(seed, tiny)
+
+
+TASKS = {
+    "mlp": Task(
+        "MLP, MNIST, SGD",
+        "mnist",
+        _seeded(mlp),
+        torch.optim.SGD,
+        {"momentum": 0.9, "weight_decay": 1e-4},
+        rates=(0.01, 0.03, 0.1, 0.2),
+        batch_size=100,
+        budget=9000,
+        step_ms=1.1,
+        schedule_free_factor=10.0,
+    ),
+    "cnn": Task(
+        "The paper's CNN, CIFAR-10, SGD without momentum",
+        "cifar10",
+        _cnn,
+        torch.optim.SGD,
+        {"momentum": 0.0, "weight_decay": 0.01},
+        rates=(0.02, 0.05, 0.1, 0.2),
+        batch_size=100,
+        budget=3900,
+        step_ms=6.0,
+    ),
+    "resnet": Task(
+        "ResNet-20 with BatchNorm, CIFAR-10, SGD",
+        "cifar10",
+        _seeded(lambda tiny: resnet(nn.BatchNorm2d, tiny, blocks=3)),
+        torch.optim.SGD,
+        {"momentum": 0.9, "weight_decay": 5e-4},
+        rates=(0.02, 0.05, 0.1, 0.2),
+        batch_size=128,
+        budget=3900,
+        step_ms=9.0,
+        augment=True,
+        schedule_free_factor=10.0,
+    ),
+    "transformer": Task(
+        "Byte-level transformer, Python sources, AdamW",
+        "text",
+        _seeded(Transformer),
+        torch.optim.AdamW,
+        {"weight_decay": 0.1},
+        rates=(5e-4, 1e-3, 2e-3, 4e-3),
+        batch_size=32,
+        budget=3000,
+        step_ms=8.0,
+        warm_up=100,
+        amsgrad_rates=(5e-4, 1e-3, 2e-3, 4e-3),
+        schedule_free_factor=2.0,
+    ),
+}
+
+
+def _count(task: Task, split: Split) -> int:
+    """Return the number of examples."""
+    return (len(split.inputs) - 1) // LENGTH if task.is_text else len(split.inputs)
+
+
+class Loop:
+    """One training: a model, its optimizer and its batches.
+
+    Args:
+        task: What to train.
+        data: Its data.
+        seed: Seed of the initial parameters, the order of the examples and their augmentation.
+        optimizer: Builds the optimizer from the parameters.
+        device: Where to train.
+        tiny: Whether the model and batches are tiny.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        data: Data,
+        seed: int,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        device: str = "cpu",
+        *,
+        tiny: bool = False,
+    ) -> None:
+        self.task, self.device, self.seed = task, device, seed
+        self.model = task.model(seed, tiny).to(device)
+        if task.augment:
+            self.model = self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.optimizer = optimizer(list(self.model.parameters()))
+        self.schedule_free = hasattr(self.optimizer, "train")
+        self.step = 0
+        self._mean, self._scale = data.mean, data.scale
+        self._train = data.train.to(device)
+        if task.augment:
+            self._padded = F.pad(self._train.inputs, (4, 4, 4, 4), value=round(data.mean))
+        self._count = _count(task, self._train)
+        self.batch_size = min(task.batch_size, 8) if tiny else task.batch_size
+        self.epoch = self._count // self.batch_size
+        """Steps of an epoch."""
+        self._random = torch.Generator(device).manual_seed(seed)
+        self._order = torch.empty(0, dtype=torch.long)
+        self._sides = torch.arange(32, device=device)
+        self._set_training(True)
+
+    def train(self) -> Tensor:
+        """Make one step with the optimizer's learning rate; return the loss of its batch."""
+        loss = self._loss(*self._batch(self._next()))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.step += 1
+        return loss.detach()
+
+    @torch.no_grad()
+    def evaluate(self, split: Split) -> tuple[float, float]:
+        """Return the mean loss of examples on the device, and the accuracy (nan for a text)."""
+        buffers = [b.clone() for b in self.model.buffers()]
+        self._set_training(False)
+        if self.schedule_free and buffers:
+            self._recalibrate()
+        self.model.eval()
+        chosen = torch.arange(_count(self.task, split), device=self.device)
+        if self.task.is_text:
+            chosen = chosen[:: -(-len(chosen) // SEQUENCES)]
+        count = len(chosen)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for part in chosen.split(256 if self.task.is_text else 1000):
+            inputs, targets = self._examples(split, part)
+            logits = self.model(inputs).flatten(0, -2)
+            loss = F.cross_entropy(logits, targets.flatten()).double()
+            right = (logits.argmax(-1) == targets.flatten()).double().mean()
+            total += len(part) * torch.stack([loss, right])
+        for b, saved in zip(self.model.buffers(), buffers, strict=True):
+            b.copy_(saved)
+        self._set_training(True)
+        loss, right = (total / count).tolist()
+        return loss, math.nan if self.task.is_text else right
+
+    def metric(self, split: Split) -> tuple[float, float]:
+        """Return the metric of the task, which is the accuracy or the loss, and the loss."""
+        loss, accuracy = self.evaluate(split)
+        return (loss if self.task.is_text else accuracy), loss
+
+    def _set_training(self, on: bool) -> None:
+        self.model.train(on)
+        if self.schedule_free:
+            (self.optimizer.train if on else self.optimizer.eval)()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _recalibrate(self) -> None:
+        """Compute BatchNorm's statistics anew, as the plain mean over some batches."""
+        norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+        self.model.train()
+        fixed = torch.Generator().manual_seed(0)
+        for _ in range(RECALIBRATION):
+            chosen = torch.randint(self._count, (self.batch_size,), generator=fixed)
+            self.model(self._examples(self._train, chosen.to(self.device))[0])
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(inputs).flatten(0, -2), targets.flatten())
+
+    def _next(self) -> Tensor:
+        """Return the examples of the next batch; an epoch is a permutation, as with `shuffle`."""
+        epoch, place = divmod(self.step, self.epoch)
+        if place == 0:
+            generator = torch.Generator().manual_seed(7_919 * self.seed + epoch)
+            self._order = torch.randperm(self._count, generator=generator).to(self.device)
+        return self._order[place * self.batch_size :][: self.batch_size]
+
+    def _batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.task.augment:
+            return self._examples(self._train, chosen)
+        # One gather: a window of each padded image, its columns in reverse order if mirrored.
+        draws = torch.rand(3, len(chosen), 1, generator=self._random, device=self.device)
+        down, right = (9 * draws[:2]).long()
+        rows = down + self._sides
+        columns = right + torch.where(draws[2] < 0.5, self._sides, 31 - self._sides)
+        pixels = self._padded[chosen[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+        return self._normal(pixels.permute(0, 3, 1, 2)), self._train.labels[chosen]
+
+    def _examples(self, split: Split, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        if self.task.is_text:
+            at = (LENGTH * chosen)[:, None] + torch.arange(LENGTH, device=self.device)
+            return split.inputs[at].long(), split.inputs[at + 1].long()
+        return self._normal(split.inputs[chosen]), split.labels[chosen]
+
+    def _normal(self, pixels: Tensor) -> Tensor:
+        return (pixels.float() - self._mean) / self._scale

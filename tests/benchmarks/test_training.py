@@ -1,0 +1,535 @@
+"""The training study: schedules are exact, statistics right, runs resumable, tables made."""
+
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture
+def study(load, monkeypatch):
+    """Import a module of the study."""
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):  # set for processes, restored afterwards
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # equal runs, everywhere
+    return lambda name: load(f"training_study.{name}")
+
+
+def job(study, arm="constant", task="mlp", **changes):
+    """A small run."""
+    arms, tasks, controls = study("arms"), study("tasks"), study("controls")
+    setting = arms.ARMS[arm].trials(tasks.TASKS[task])[0]
+    cadence = controls.Cadence(check=5, every=1, horizons=(4, 6))
+    settings = {"seed": 0, "setting": setting, "budget": 30, "steps": 60, "interval": 10}
+    settings |= {"cadence": cadence} | changes
+    return study("runs").Job("final", task, arm, **settings)
+
+
+def parameter_and_sgd(lr=1.0):
+    theta = torch.nn.Parameter(torch.ones(3))
+    return theta, torch.optim.SGD([theta], lr=lr)
+
+
+# Tasks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["mlp", "cnn", "resnet", "transformer"])
+def test_each_task_learns_and_depends_on_the_seed_alone(study, task):
+    run = study("runs").run
+    small = job(study, task=task, interval=12, steps=36)
+    first, again = (run(small, None, "cpu", tiny=True) for _ in "ab")
+    other = run(replace(small, seed=1, steps=12), None, "cpu", tiny=True)
+    assert first["curve"] == again["curve"]
+    assert first["curve"][0] != other["curve"][0]
+    losses = [row[3] for row in first["curve"]]
+    assert losses[-1] < losses[0]
+    assert [row[0] for row in first["curve"]] == [12, 24, 36]
+    assert not first["diverged"]
+
+
+def test_crops_and_mirror_images_are_windows_of_the_image(study):
+    tasks, data = study("tasks"), study("data")
+    task = tasks.TASKS["resnet"]
+    examples = data.load("cifar10", None)
+    loop = tasks.Loop(task, examples, 0, partial(torch.optim.SGD, lr=0.1), tiny=True)
+    inputs, labels = loop._batch(torch.arange(8))
+    assert torch.equal(labels, examples.train.labels[:8])
+    padded = torch.nn.functional.pad(
+        examples.train.inputs[:8], (4, 4, 4, 4), value=round(examples.mean)
+    )
+    padded = (padded.float() - examples.mean) / examples.scale
+    places = []
+    for image, whole in zip(inputs, padded, strict=True):
+        found = [
+            (down, right, mirrored)
+            for down in range(9)
+            for right in range(9)
+            for mirrored in (False, True)
+            if torch.equal(
+                image.flip(-1) if mirrored else image,
+                whole[:, down : down + 32, right : right + 32],
+            )
+        ]
+        places += found
+        assert len(found) == 1
+    assert len(set(places)) > 4
+
+
+def test_validation_and_test_examples_are_not_trained_on(study):
+    data = study("data")
+    for name in ("mnist", "cifar10", "text"):
+        found = data.load(name, None)
+        parts = [part.inputs for part in (found.train, found.validation, found.test)]
+        assert all(len(part) for part in parts)
+        packed = data._random(name)
+        total = sum(len(packed[k]) for k in packed if "labels" not in k)
+        assert sum(map(len, parts)) == total
+
+
+def test_packed_text_and_images_are_read_back(load, study, tmp_path):
+    import io
+    import lzma
+
+    pack_data, data = load("pack_data"), study("data")
+    arrays = data._random("mnist") | data._random("cifar10") | data._random("text")
+    packed = {k: pack_data.pack(v) if k.endswith("images") else v for k, v in arrays.items()}
+    buffer = io.BytesIO()
+    np.savez(buffer, **packed)
+    (tmp_path / "data.xz").write_bytes(lzma.compress(buffer.getvalue(), preset=0))
+    for name in ("mnist", "cifar10", "text"):
+        found = data.load(name, tmp_path / "data.xz")
+        assert found.fingerprint == data.load(name, None).fingerprint
+    assert (tmp_path / "data.npz").exists()
+
+
+# Arms ----------------------------------------------------------------------------------------
+
+
+def test_cosine_and_step_are_those_of_torch(study):
+    controls = study("controls")
+    budget = 40
+    for plan, scheduler in (
+        (
+            controls.cosine_plan(budget),
+            lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, budget),
+        ),
+        (
+            controls.step_plan(budget, (0.5, 0.75), 0.1),
+            lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [20, 30], 0.1),
+        ),
+    ):
+        _, optimizer = parameter_and_sgd()
+        theirs = scheduler(optimizer)
+        control = controls.Planned(optimizer, plan, budget)
+        for step in range(budget):
+            assert control.factor(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
+            last = control.factor(step)
+            optimizer.step()
+            theirs.step()
+        assert control.factor(budget) == control.factor(10 * budget) == last > 0
+
+
+def test_stable_then_decay(study):
+    plan = study("controls").cooldown_plan(100, 0.2)
+    assert [plan(step) for step in (0, 79, 80)] == [1, 1, 1]
+    assert plan(90) == pytest.approx(0.5)
+    assert plan(99) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("budgets", "reached"), [(0.5, 15), (1.0, 30), (2.0, 60)])
+def test_cosines_are_made_for_their_budgets(study, budgets, reached):
+    arm = {0.5: "cosine-half", 1.0: "cosine", 2.0: "cosine-double"}[budgets]
+    arms, controls = study("arms"), study("controls")
+    _, optimizer = parameter_and_sgd()
+    control = arms.ARMS[arm].make(arms.Context(optimizer, 30, 60, {}, controls.DEFAULT))
+    rates = [control.factor(step) for step in range(60)]
+    assert rates[reached // 2] == pytest.approx(0.5, abs=0.06)
+    assert rates[reached - 1] < 0.02
+    assert set(rates[reached:]) <= {rates[reached - 1]}
+
+
+def test_every_arm_runs_and_has_equal_numbers_of_trials(study, load):
+    arms, tasks = study("arms"), study("tasks")
+    run = study("runs").run
+    names, missing = arms.available()
+    assert set(names) | set(missing) == set(arms.ARMS)
+    for name in names:
+        for task in tasks.TASKS.values():
+            trials = arms.ARMS[name].trials(task)
+            assert len({json.dumps(trial) for trial in trials}) == arms.TRIALS
+        record = run(job(study, arm=name, steps=40), None, "cpu", tiny=True)
+        assert len(record["curve"]) == 4
+
+
+def test_what_arms_do_to_the_learning_rate_is_recorded(study):
+    run = study("runs").run
+    setting = {"lr": 0.1, "drop": 0.5, "patience": 0}
+    record = run(job(study, "plateau", setting=setting, steps=60), None, "cpu", tiny=True)
+    lowered = len(record["acted"])
+    assert lowered > 0
+    late = [step for step, _ in record["acted"] if step < 60]
+    assert record["curve"][-1][4] == pytest.approx(0.1 * 0.5 ** len(late))
+    record = run(job(study, "cosine", setting={"lr": 0.1}, steps=60), None, "cpu", tiny=True)
+    rates = [row[4] for row in record["curve"]]
+    expected = [
+        0.05 * (1 + math.cos(math.pi * min(step - 1, 29) / 30)) for step in range(10, 70, 10)
+    ]
+    assert rates == pytest.approx(expected, rel=1e-4)
+
+
+def test_rules_look_at_the_ends_of_epochs_unless_they_are_long(study):
+    controls = study("controls")
+    assert controls.DEFAULT.fitted(180).check == 180
+    assert controls.DEFAULT.fitted(2442) == controls.DEFAULT
+
+
+def test_warm_up_multiplies_every_schedule(study):
+    run = study("runs").run
+    small = job(study, "constant", task="transformer", steps=20, interval=10)
+    record = run(small, None, "cpu", tiny=True)
+    lr = small.setting["lr"]
+    assert [row[4] for row in record["curve"]] == pytest.approx([0.1 * lr, 0.2 * lr], rel=1e-4)
+
+
+def test_a_diverged_run_counts_as_guessing(study):
+    record = study("runs").run(job(study, setting={"lr": 1e30}), None, "cpu", tiny=True)
+    assert record["diverged"]
+    assert [row[:2] for row in record["curve"]][-1] == [60, 0.1]
+    assert len(record["curve"]) == 6
+    json.loads(json.dumps(record, allow_nan=False))
+
+
+def test_the_cooldown_starts_when_the_forecast_stops_growing(study):
+    peak = study("controls").Peak(patience=2)
+    assert [peak.add(x) for x in (1.0, 2.0, 1.5, 3.0, 2.0, 2.5)] == [False] * 5 + [True]
+    controls = study("controls")
+    _, optimizer = parameter_and_sgd()
+    control = controls.ForecastCooldown(optimizer, 0.5, controls.DEFAULT)
+    control._start = 100
+    assert [control.factor(step) for step in (0, 99, 100, 149, 500)] == pytest.approx(
+        [1, 1, 1 - 1 / 50, controls.FLOOR, controls.FLOOR]
+    )
+
+
+# SASA+ ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_statistic_of_sasa_is_that_of_its_authors(study, momentum):
+    """⟨x_{k+1}, d_k⟩ + (α/2)|d_k|² with damped momentum, up to the factor 1 − μ."""
+    sasa = study("sasa")
+    torch.manual_seed(0)
+    theta = torch.nn.Parameter(torch.randn(5, dtype=torch.float64))
+    lr, decay = 0.1, 0.01
+    optimizer = torch.optim.SGD([theta], lr=lr, momentum=momentum, weight_decay=decay)
+    recorder = sasa.Recorder(optimizer, 80)
+    x, direction, expected = theta.detach().clone(), torch.zeros(5, dtype=torch.float64), []
+    for _ in range(80):
+        gradient = torch.randn(5, dtype=torch.float64) + x
+        theta.grad = gradient.clone()
+        optimizer.step()
+        direction = momentum * direction + (1 - momentum) * (gradient + decay * x)
+        step = lr / (1 - momentum)
+        x = x - step * direction
+        value = x @ direction + step / 2 * direction @ direction
+        expected.append(value.item() / (1 - momentum))
+    assert torch.allclose(x, theta)
+    samples = recorder.samples()
+    assert len(samples) == 10  # the newest eighth
+    assert samples == pytest.approx(expected[-10:], abs=1e-9)
+    recorder.reset()
+    assert len(recorder.samples()) == 0
+
+
+def test_sasa_tests_both_halves_before_the_first_drop(study):
+    is_stationary = study("sasa").is_stationary
+    noise = np.random.default_rng(0).normal(size=400)
+    noise -= noise.mean()
+    width = noise.std(ddof=1) * 1.966 / 20
+    halves = np.repeat([1.0, -1.0], 200)
+    flat = noise - np.repeat([noise[:200].mean(), noise[200:].mean()], 200)
+    width = flat.std(ddof=1) * 1.966 / 20
+    assert is_stationary(flat + 0.5 * width, first=True)
+    assert not is_stationary(flat + 1.2 * width, first=True)
+    uneven = flat + 0.8 * width + 0.4 * width * halves  # 1.2 and 0.4 widths
+    assert not is_stationary(uneven, first=True)
+    assert is_stationary(uneven, first=False)
+    assert not is_stationary(flat + 0.5 * width * halves, first=False)  # opposite signs
+
+
+def test_sasa_drops_the_rate_and_stops_the_momentum(study):
+    controls = study("controls")
+    torch.manual_seed(0)
+    theta = torch.nn.Parameter(torch.zeros(20))
+    optimizer = torch.optim.SGD([theta], lr=0.5, momentum=0.5)
+    control = controls.Sasa(optimizer, 0.1, 4000)
+    for step in range(1, 4001):
+        theta.grad = theta.detach() + torch.randn(20)
+        optimizer.step()
+        if step % 100 == 0:
+            control.check(step, torch.zeros(()))
+        if control.acted:
+            break
+    assert control.acted[0][0] > 800
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert not optimizer.state[theta]["momentum_buffer"].any()
+
+
+# Statistics ----------------------------------------------------------------------------------
+
+
+def test_means_and_paired_differences_by_hand(study):
+    statistics = study("statistics")
+    found = statistics.mean([1.0, 2.0, 3.0])
+    assert found.value == 2
+    assert found.margin == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)  # t of 2 degrees
+    ours, theirs = {0: 5.0, 1: 6.0, 2: 8.0, 9: 0.0}, {0: 4.0, 1: 4.0, 2: 5.0}
+    better = statistics.paired(ours, theirs, lower_is_better=False)
+    assert better.estimate.value == 2
+    assert better.estimate.margin == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+    assert better.verdict == "undecided"
+    close = {0: 4.9, 1: 5.0, 2: 6.1}
+    assert statistics.paired(close, theirs, lower_is_better=False).verdict == "better"
+    assert statistics.paired(close, theirs, lower_is_better=True).verdict == "worse"
+    assert statistics.paired({0: 1.0, 1: 2.0}, theirs, lower_is_better=True) is None
+
+
+def test_area_and_goal_by_hand(study):
+    statistics = study("statistics")
+    steps, metrics = (10, 20, 40, 80), (0.0, 1.0, 2.0, 9.0)
+    assert statistics.area(steps, metrics, 40) == pytest.approx((5 + 30) / 30)
+    assert math.isnan(statistics.area(steps, metrics, 10))
+    reaching = partial(statistics.first_reaching, steps, metrics)
+    assert reaching(1.5, lower_is_better=False) == 40
+    assert reaching(10.0, lower_is_better=False) is None
+    assert reaching(0.5, lower_is_better=True) == 10
+    assert statistics.goal(0.9, lower_is_better=False) == pytest.approx(0.891)
+    assert statistics.goal(0.99, lower_is_better=True) == pytest.approx(1.0)
+
+
+def test_moments_by_hand(study):
+    statistics = study("statistics")
+    runs = [synthetic(study, "gain", seed, acted=acted) for seed, acted in enumerate(
+        ([15, 30], [45, 50], [])
+    )]  # fmt: skip
+    found = statistics.moments(runs)
+    assert found.count == pytest.approx(4 / 3)
+    assert found.first == pytest.approx(1.0)
+    assert found.first_spread == pytest.approx(math.sqrt(0.5))
+    assert found.spread == pytest.approx(math.sqrt((0.5 + (20 / 30) ** 2 / 2) / 2))
+    assert found.silent == 1
+
+
+def synthetic(study, arm, seed, *, task="mlp", stage="final", trial=0, level=0.9, acted=()):
+    """A record of a budget of 30 steps, with a metric that approaches a level."""
+    curve = [
+        [step, level - 0.3 / step + 0.001 * seed, 0.1, 0.1, 0.05] for step in range(10, 70, 10)
+    ]
+    raw = {
+        "stage": stage, "task": task, "arm": arm, "seed": seed, "trial": trial,
+        "setting": {"lr": 0.01 * (1 + trial)}, "budget": 30, "steps": 60, "interval": 10,
+        "curve": curve, "acted": [[step, "why"] for step in acted], "diverged": False,
+        "training_seconds": 1.0, "seconds": 2.0, "data": "x",
+        "where": {"torch": "2", "gpu": None},
+    }  # fmt: skip
+    return study("records").parse(raw)
+
+
+# The study -----------------------------------------------------------------------------------
+
+
+def small_study(study, arms=("constant", "cosine", "plateau")):
+    controls, module = study("controls"), study("study")
+    cadence = controls.Cadence(check=5, every=1, horizons=(4, 6))
+    return module.Study({"mlp": 30}, arms, (0, 1), (7,), cadence)
+
+
+def test_settings_are_chosen_by_the_trials_and_arms_are_balanced(study):
+    module = small_study(study)
+    trials = [
+        synthetic(study, arm, 7, stage="tuning", trial=trial, level=0.9 - 0.01 * (trial - 2) ** 2)
+        for arm in ("constant", "cosine")
+        for trial in range(4)
+    ]
+    chosen = module.chosen(trials)
+    assert chosen == {("mlp", arm): {"lr": 0.03} for arm in ("constant", "cosine")}
+    assert module.chosen(trials[:3]) == {}  # of four
+    text = [replace(t, task="transformer") for t in trials[:4]]
+    assert module.chosen(text) == {("transformer", "constant"): {"lr": 0.01}}  # lowest loss
+    seeds = [job.seed for job in module.final(chosen)]
+    assert seeds == [0, 0, 1, 1]
+    assert [job.trial for job in module.tuning()] == sorted(job.trial for job in module.tuning())
+
+
+def test_reported_seeds_are_not_tuned_on(study):
+    module = study("study")
+    with pytest.raises(ValueError, match="overlap"):
+        module.Study(seeds=(0, 1), tuning_seeds=(1,))
+    with pytest.raises(ValueError, match="multiples of 30"):
+        module.Study({"mlp": 100})
+
+
+def test_a_killed_process_loses_its_own_run_only_and_is_made_again(study, tmp_path):
+    """In real processes: two runs with a process between them that is killed."""
+    workers, runs, module = study("workers"), study("runs"), small_study(study)
+    jobs = module.tuning()[:2]
+
+    def work(job):
+        return workers.Work(job.name, runs.execute, (job, None, tmp_path, "cpu", True))
+
+    killed = workers.Work("killed", signal.raise_signal, (signal.SIGKILL,))
+    listed = [work(jobs[0]), killed, work(jobs[1])]
+    late = workers.Work("late", runs.execute, (jobs[0], None, tmp_path, "cpu", True), 1e6)
+    ticks = []
+    outcome = workers.work_off(lambda: [*listed, late], 2, 60, lambda: ticks.append(1))
+    assert set(outcome.finished) == {job.name for job in jobs}
+    assert outcome.failed == ("killed",)
+    assert ticks
+    made = {job.name: (tmp_path / f"{job.name}.json").read_text() for job in jobs}
+    left = module.remaining(tmp_path)
+    assert len(left) == len(module.tuning()) - 2
+    assert not {job.name for job in left} & set(made)
+    again = runs.run(jobs[1], None, "cpu", tiny=True)
+    assert json.loads(made[jobs[1].name])["curve"] == json.loads(json.dumps(again["curve"]))
+
+
+def test_a_study_resumes_until_nothing_is_left(load, study, tmp_path, monkeypatch, capsys):
+    """The command, with runs in this process."""
+    training, workers = load("training"), study("workers")
+    made = []
+
+    def here(remaining, count, seconds, tick, limit=5):
+        finished = []
+        while (left := remaining()) and len(finished) < limit:
+            left[0].function(*left[0].arguments)
+            finished.append(left[0].name)
+        made.extend(finished)
+        tick()
+        return workers.Outcome(tuple(finished), (), 0.0)
+
+    monkeypatch.setattr(workers, "work_off", here)
+    tar = tmp_path / "records.tar"
+    out = tmp_path / "out"
+    command = f"--tiny --out {out} --pack {tar}".split()
+    first = ["--tasks", "mlp", "--budget", "mlp=30", "--arms", "constant", "cosine", "--seeds", "2"]
+    training.main(command + first)
+    assert "5 runs done" in capsys.readouterr().out
+    training.main(command)
+    training.main(command)
+    assert "0 left" in capsys.readouterr().out
+    assert len(made) == len(set(made)) == 2 * 4 + 2 * 2
+    assert tar.stat().st_size > 1000
+    with pytest.raises(SystemExit):
+        training.main([*command, "--seeds", "3"])
+    assert "other seeds" in capsys.readouterr().err
+    before = [record.name for record in study("records").read(out)]
+    training.main(["--out", str(out), "--collect"])
+    assert sorted(path.name for path in out.iterdir()) == ["mlp.jsonl", "study.json"]
+    assert [record.name for record in study("records").read(out)] == before
+    training.main(command)
+    assert "0 runs done" in capsys.readouterr().out
+
+
+def test_tiny_runs_cannot_overwrite_measured_results(load, capsys):
+    with pytest.raises(SystemExit):
+        load("training").main(["--tiny"])
+    assert "cannot overwrite measured results" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        load("training").main([])
+    assert "--data is missing" in capsys.readouterr().err
+
+
+def test_budgets_fit_into_a_time(study):
+    plan, module = study("plan"), study("study")
+    speeds = plan.assumed()
+    fitted = plan.fit(module.Study(), speeds, 16, 60 * 24)
+    took = plan.estimate(fitted.total(), speeds, 16) / 60
+    assert 23.5 < took <= 24
+    assert "all" in plan.report(fitted, speeds, 16)
+    with pytest.raises(ValueError, match="starting and evaluating runs alone"):
+        plan.fit(module.Study(), speeds, 1, 60)
+    record = synthetic(study, "gain", 0)
+    slower = plan.observed(speeds, [record])
+    job = study("plan")._job(record)
+    assert slower["mlp"].run(job) == pytest.approx(record.seconds)
+
+
+# Tables --------------------------------------------------------------------------------------
+
+
+def test_tables_and_page_from_records_alone(load, study, tmp_path):
+    tables, figures, runs = study("tables"), study("figures"), study("runs")
+    out = tmp_path / "out"
+    levels = {"constant": 0.85, "cosine": 0.9, "gain": 0.92, "cosine-double": 0.91}
+    for arm, level in levels.items():
+        for seed in range(3):
+            noise = 0.0005 * ((seed * 7 + len(arm)) % 3)
+            record = synthetic(study, arm, seed, level=level + noise, acted=(15 + seed,))
+            runs.write(out / f"{record.name}.json", record.raw)
+    ratio = {"median": 1.0, "ratio": 1.5, "ratio_interval": [1.4, 1.6]}
+    runs.write(
+        out / "overhead.json", {"mlp": {"bare": ratio | {"ratio": 1.0}, "forecaster": ratio}}
+    )
+    results = tables.Results(out)
+    head, rows = tables.known(results, "mlp")
+    by_title = {row[0]: row for row in rows}
+    assert list(by_title) == ["constant", "cosine", "`Gain`"]
+    words = [row[3].rsplit(", ", 1)[-1] for row in rows]
+    assert words == ["worse", "–", "better"]
+    gain = dict(zip(head, by_title["`Gain`"], strict=True))
+    assert gain["steps to 99 % of the best"] == "20"
+    assert by_title["constant"][5] == "never (0 of 3 runs)"
+    assert by_title["constant"][1] == "lr 0.01 (end of the grid)"
+    values = [run.metrics[1] for run in results.runs("mlp", "gain")]  # after 30/1.5 steps
+    assert tables.costs(results, "mlp")[1][-1] == [
+        "`Gain`", "16.67 ± 0.00", "1.500 (1.400 to 1.600)", f"{100 * np.mean(values):.2f}"
+    ]  # fmt: skip
+    head, rows = tables.unknown(results, "mlp")
+    row = dict(zip(head, rows[2], strict=True))
+    assert row["arm"] == "`Gain`"
+    assert row["half the budget"] == "–"  # not evaluated at step 15
+    assert row["gain over cosine for this one"].endswith("better")
+    rows = tables.acting(results, "mlp")[1]
+    assert rows[0] == ["`Gain`", "1.0", "0.533", "0.033", "0.033", "0 of 3"]
+    verdicts = tables.verdicts(results)[1]
+    assert verdicts == [
+        ["constant", "no", "– / worse / worse"],
+        ["`Gain`", "no", "– / better / better"],
+    ]
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    assert figures.write_page(out, page)
+    text = page.read_text()
+    assert "### MLP, MNIST, SGD" in text
+    assert "| `Gain` | no | – / better / better |" in text
+    assert (page.parent / "figures" / "training-mlp.png").stat().st_size > 10_000
+    assert (page.parent / "figures" / "training-differences.png").stat().st_size > 10_000
+    assert figures.write_page(out, page)  # again: nothing is doubled
+    assert page.read_text() == text
+    assert not figures.write_page(tmp_path / "empty", page)
+
+
+def test_published_tables_fit_the_records(load, study):
+    """The page, if it is published, is what the records say."""
+    training, tables = load("training"), study("tables")
+    found = tables.tables(training.OUT)
+    assert bool(found) == training.PAGE.exists()
+    for name, table in found.items():
+        words = table if isinstance(table, str) else load("tables").markdown(*table)
+        assert words in training.PAGE.read_text(), name
+
+
+def test_the_time_of_a_step_is_measured_for_each_cost(study, tmp_path):
+    controls = study("controls")
+    cadence = controls.Cadence(check=2, every=1, horizons=(4, 6))
+    arms = ["constant", "cosine", "paper-0.1", "gain"]
+    study("overhead").measure(["mlp"], arms, None, tmp_path, cadence=cadence, rounds=2, tiny=True)
+    found = json.loads((tmp_path / "overhead.json").read_text())["mlp"]
+    assert list(found) == ["bare", "bare again", "monitor", "forecaster"]
+    assert found["bare"]["ratio"] == 1
