@@ -189,6 +189,22 @@ def test_a_resumed_run_has_each_row_once(tmp_path, load_first):
     assert '"epoch": 8' in dropped[1]
 
 
+def test_resuming_on_a_full_disk_keeps_all_rows(tmp_path, full_disk):
+    recorded.train(tmp_path, epochs=8)
+    dropped = dropped_path(tmp_path / "train.jsonl")
+    dropped.write_bytes(b" " * 99_990 + b"\n")
+    before = recorded.rows(tmp_path)
+    with (
+        full_disk(100_000),
+        pytest.raises(RecordError, match=r"dropped\.jsonl \(File too large\).* and resume"),
+    ):
+        recorded.train(tmp_path, epochs=12)
+    assert dropped.stat().st_size == 99_991
+    assert recorded.rows(tmp_path) == before
+    recorded.train(tmp_path, epochs=12)
+    assert [row["epoch"] for row in recorded.rows(tmp_path)] == list(range(1, 13))
+
+
 def test_every_continues_at_the_same_steps(tmp_path):
     """The checkpoint lies between two rows, and the recorder is created before it is loaded."""
 

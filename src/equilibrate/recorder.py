@@ -111,7 +111,11 @@ class Recorder:
         header = _header(self._observer, config)
         self._log = _Log(self.path, header, mode) if is_first_process() else None
         if self._log is not None and not self._resumes:
-            self._log.drop_rows_after(self._called_at)
+            try:
+                self._log.drop_rows_after(self._called_at)
+            except BaseException:
+                self._log.abandon()
+                raise
 
     def record(self, *, loss: float | Tensor | None = None, **extra: Any) -> None:
         """Write a row, if the number of steps has passed a multiple of `every`.
@@ -206,18 +210,42 @@ class _Log:
         if kept == len(rows):
             return
         lines = path.read_bytes().splitlines(keepends=True)[1:]  # without the header
-        with open(dropped_path(path), "ab") as file:
-            file.writelines(lines[kept : len(rows)])
-            file.flush()
-            os.fsync(file.fileno())
+        _append(dropped_path(path), b"".join(lines[kept : len(rows)]))
         self._writer.close()
         self._writer = records.Writer(path, config=self._config, mode="resume", keep=kept)
 
     def close(self, status: str) -> None:
         self._writer.end(status)
         self._writer.sync()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file without a word on how the run ended."""
         self._writer.close()
         self._lock.release()
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append to a file, or leave it as it was.
+
+    Raises:
+        RecordError: If it cannot be written.
+    """
+    try:
+        with open(path, "ab", buffering=0) as file:
+            start = file.seek(0, os.SEEK_END)
+            try:
+                while data:  # a disk that is almost full accepts a part and fails at the next call
+                    data = data[file.write(data) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(start)
+                raise
+    except OSError as error:
+        raise records.RecordError(
+            f"cannot write to {path} ({error.strerror}), which keeps the rows that resuming "
+            "removes: free some space and resume"
+        ) from error
 
 
 class _Mean:

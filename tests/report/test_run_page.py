@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from equilibrate.cli.app import app
 from equilibrate.report.run import from_records
 from equilibrate.report.run_page import facts, render
+from equilibrate.runlog.files import WriteError
 from equilibrate.runlog.records import End, Records, Writer
 
 ROWS = 60
@@ -238,4 +239,17 @@ def test_the_command_writes_the_page(tmp_path):
         assert done.output.split() == ["report", str(path)]
         title = "Best" if "--title" in arguments else "mine"
         assert f"<h1>{title}</h1>" in path.read_text(encoding="utf-8")
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_full_disk_is_reported_and_the_page_before_it_is_kept(tmp_path, full_disk):
+    with Writer(tmp_path / "train.jsonl", config={}) as writer:
+        writer.write({"step": 1, "loss": 1.0})
+    assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
+    before = (tmp_path / "report.html").read_bytes()
+    with full_disk(5_000):
+        result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert isinstance(result.exception, WriteError)
+    assert "report.html (File too large): free some space" in str(result.exception)
+    assert (tmp_path / "report.html").read_bytes() == before
     assert not list(tmp_path.rglob("*.partial"))
