@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from equilibrate._engine.optimizer.names import NamedParameters
 from equilibrate.forecast import Forecaster
-from equilibrate.integrations.scalars import PREFIX, scalars
+from equilibrate.integrations.scalars import of_optimizer, scalars
 from equilibrate.monitor import Monitor
 from equilibrate.rules import Rule, needs_of
 from equilibrate.scheduler import Decision, FDRScheduler
@@ -232,7 +232,7 @@ def named(attached: Sequence[Attached]) -> dict[str, float]:
     if len(attached) == 1:
         return attached[0].scalars()
     return {
-        name.replace(f"{PREFIX}/", f"{PREFIX}/optimizer_{i}/", 1): value
+        of_optimizer(name, i): value
         for i, one in enumerate(attached)
         for name, value in one.scalars().items()
     }

@@ -301,15 +301,17 @@ def parse_row(path: Path | str, number: int, line: bytes) -> Row:
     Raises:
         RecordError: If the line is damaged.
     """
+    cause, row = None, None
     try:
         row = json.loads(line)
-        if not isinstance(row, dict):
-            raise ValueError(f"{type(row).__name__} instead of an object")
+        why = f"{type(row).__name__} instead of an object"
     except ValueError as error:
-        raise RecordError(
-            f"{path} is damaged in line {number} ({error}): restore it from a copy, or {_REMOVE}"
-        ) from error
-    return row
+        cause, why = error, str(error)
+    if isinstance(row, dict):
+        return row
+    raise RecordError(
+        f"{path} is damaged in line {number} ({why}): restore it from a copy, or {_REMOVE}"
+    ) from cause
 
 
 def _open(path: Path) -> BinaryIO:
