@@ -35,6 +35,11 @@ class Observation:
     layers: dict[str, Layer] = field(default_factory=dict)
     """The layers by name, if requested; right after a lowering those before it."""
 
+    @property
+    def lowered(self) -> bool | None:
+        """Whether the rate was lowered since the last observation; None without a scheduler."""
+        return None if self.decision is None else any(made.lowered for made in self.judgements)
+
 
 class Observer:
     """Takes observations of a monitor or a scheduler.

@@ -116,12 +116,8 @@ class Logger:
         if self.every > 1 and not passed:
             return
         seen = self._observer.observe()
-        lowered = None
-        if self._observer.scheduler is not None:
-            lowered = any(judgement.lowered for judgement in seen.judgements)
-        numbers = named_numbers(seen, lowered)
         if is_first_process():
-            self._sink.write(step, numbers, seen.judgements)
+            self._sink.write(step, named_numbers(seen, seen.lowered), seen.judgements)
 
 
 class TensorBoard:
