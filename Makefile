@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TRAINERS := .venv-trainers/bin
+OLDEST := .venv-oldest/bin
 INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/$(INSTALL)
 
-.PHONY: help reproduce test kills package test-trainers test-torchtitan lint types docs format benchmarks decisions clean
+.PHONY: help reproduce test kills package test-trainers test-torchtitan test-oldest lint types docs format benchmarks decisions clean
 .DEFAULT_GOAL := help
 
 help:  ## Say what can be made
@@ -31,6 +32,11 @@ test-trainers: .venv-trainers/.trainers  ## Run the tests with Lightning, Huggin
 test-torchtitan: .venv-trainers/.torchtitan  ## Run the tests with torchtitan, and check the types of all integrations
 	$(TRAINERS)/python -m pytest --quiet tests/trainers/test_torchtitan.py
 	$(TRAINERS)/pyright --project tests/trainers --pythonpath $(TRAINERS)/python
+
+# Not part of .ci/run: this torch brings gigabytes of CUDA. curvlinops is not installed.
+test-oldest: .venv-oldest/.oldest  ## Run all tests with the oldest versions that pyproject.toml allows
+	$(OLDEST)/python -m pytest --quiet \
+	  --deselect tests/landscape/test_landscape.py::test_hessian_products_equal_curvlinops
 
 lint: .venv/.dev  ## Check style
 	$(BIN)/ruff check .
@@ -58,7 +64,7 @@ decisions: .venv/.dev  ## Compare rules for lowering the learning rate on proces
 	$(BIN)/python benchmarks/tables.py
 
 clean:  ## Take away what the verbs made, except runs/
-	rm -rf .venv .venv-trainers site .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-trainers .venv-oldest site .pytest_cache .ruff_cache .hypothesis
 
 .venv/.made:
 	$(PYTHON) -m venv .venv
@@ -85,4 +91,10 @@ clean:  ## Take away what the verbs made, except runs/
 # torchtitan imports triton without asking for it: it comes with torch for GPUs only.
 .venv-trainers/.torchtitan: .venv-trainers/.trainers
 	$(TRAINERS)/$(INSTALL) torch triton --editable '.[trainers,torchtitan]'
+	@touch $@
+
+.venv-oldest/.oldest: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	$(OLDEST)/pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt \
+	  torch --editable '.[experiments]' pytest pytest-xdist hypothesis pillow
 	@touch $@

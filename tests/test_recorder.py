@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from support import recorded
+from support import networks, recorded
 from support.recorded import noisy_steps
 
 import equilibrate as eq
@@ -98,6 +98,44 @@ def test_right_after_a_lowering_the_row_has_what_was_judged(tmp_path):
     assert (second["lowered"], second["count"]) == (False, 2)
     later = scheduler.monitor.parameter_readings()["second.weight"]
     assert second["layers"]["second.weight"]["left"] == pytest.approx(later.left, rel=1e-5)
+    assert layer["state"] == "equilibrated"  # with the threshold of the scheduler
+
+
+@pytest.mark.parametrize("decay", [0.01, 0.0])
+def test_layers_have_a_state_and_scale_invariant_ones_an_angular_step(tmp_path, decay):
+    model = networks.convolutional()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.04, weight_decay=decay)
+    monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters(), every=4)
+    with eq.Recorder(tmp_path, monitor, layers=True) as recorder:
+        networks.train(model, optimizer, 60)
+        recorder.record()
+    (row,) = rows(recorder)
+    table = eq.layers.read(monitor)
+    assert list(row["layers"]) == [layer.name for layer in table.layers]
+    for layer in table.layers:
+        found, angles = row["layers"][layer.name], {}
+        assert found["state"] == layer.state
+        assert found["margin"] == pytest.approx(layer.reading.margin, rel=1e-5)
+        if layer.name in ("0.weight", "3.weight"):
+            angles = {
+                "scale_invariant": True,
+                "angular_step": pytest.approx(layer.rotation.angular_step, rel=1e-5),
+                "equilibrium": pytest.approx(layer.rotation.equilibrium, rel=1e-5),
+                "relaxation": layer.rotation.relaxation if decay else None,
+            }
+        assert {k: v for k, v in found.items() if k in layer.OF_ROTATION} == angles
+
+
+def test_rules_that_judge_a_model_leave_layers_to_the_default_threshold(tmp_path):
+    weight = torch.nn.Parameter(torch.randn(6))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    monitor = eq.Monitor(optimizer, named_parameters={"w": weight}, every=1, trace=True)
+    scheduler = eq.FDRScheduler(optimizer, monitor=monitor, rule=eq.rules.Stationary())
+    with eq.Recorder(tmp_path, scheduler, layers=True) as recorder:
+        noisy_steps(optimizer, 30)
+        recorder.record()
+    (row,) = rows(recorder)
+    assert row["layers"]["w"]["state"] == eq.layers.read(monitor).layers[0].state
 
 
 def test_all_judgements_since_the_last_row_are_recorded(tmp_path):
@@ -187,6 +225,22 @@ def test_a_resumed_run_has_each_row_once(tmp_path, load_first):
     assert len(dropped) == 2
     assert '"step": 70' in dropped[0]
     assert '"epoch": 8' in dropped[1]
+
+
+def test_resuming_on_a_full_disk_keeps_all_rows(tmp_path, full_disk):
+    recorded.train(tmp_path, epochs=8)
+    dropped = dropped_path(tmp_path / "train.jsonl")
+    dropped.write_bytes(b" " * 99_990 + b"\n")
+    before = recorded.rows(tmp_path)
+    with (
+        full_disk(100_000),
+        pytest.raises(RecordError, match=r"dropped\.jsonl \(File too large\).* and resume"),
+    ):
+        recorded.train(tmp_path, epochs=12)
+    assert dropped.stat().st_size == 99_991
+    assert recorded.rows(tmp_path) == before
+    recorded.train(tmp_path, epochs=12)
+    assert [row["epoch"] for row in recorded.rows(tmp_path)] == list(range(1, 13))
 
 
 def test_every_continues_at_the_same_steps(tmp_path):

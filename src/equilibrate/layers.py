@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from equilibrate.estimates import Estimate
 from equilibrate.monitor import Monitor
@@ -24,6 +24,9 @@ _COLUMNS = ("layer", "residual", "state", "scale-invariant", "angular step", "re
 @dataclass(frozen=True, slots=True)
 class Layer:
     """What is known of one parameter."""
+
+    OF_ROTATION: ClassVar = ("scale_invariant", "angular_step", "equilibrium", "relaxation")
+    """Names in its row that matter for scale-invariant weights."""
 
     name: str
     """Its name."""
@@ -58,14 +61,15 @@ class Layer:
 
     def row(self) -> dict[str, Any]:
         """Return the numbers of the layer, for a record."""
+        reading = self.reading
         return {
-            "residual": self.reading.residual,
-            "stderr": self.reading.stderr,
+            "left": reading.left,
+            "right": reading.right,
+            "residual": reading.residual,
+            "stderr": reading.stderr,
+            "margin": reading.margin,
             "state": self.state,
-            "scale_invariant": self.rotation.scale_invariant,
-            "angular_step": self.rotation.angular_step,
-            "equilibrium": self.rotation.equilibrium,
-            "relaxation": self.rotation.relaxation,
+            **{name: getattr(self.rotation, name) for name in self.OF_ROTATION},
         }
 
 
@@ -155,6 +159,21 @@ def read(monitor: Monitor, rule: Rule | None = None, *, budget: float = math.inf
         balance = norm_balance(reading, rotations[name])
         layers.append(Layer(name, balance, rule.judge(balance), rotations[name]))
     return LayerTable(tuple(layers), monitor.step, budget)
+
+
+def by_name(monitor: Monitor, rule: Rule) -> dict[str, Layer]:
+    """Read every layer of a model whose scheduler has a rule.
+
+    Args:
+        monitor: A monitor with named parameters.
+        rule: The rule of the scheduler. Layers are judged with its threshold if it is a
+            `Threshold`; other rules judge a whole model, and layers get the default threshold.
+
+    Returns:
+        The layers by name.
+    """
+    table = read(monitor, rule if isinstance(rule, Threshold) else None)
+    return {layer.name: layer for layer in table.layers}
 
 
 def norm_balance(reading: Reading, rotation: Rotation) -> Reading:

@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import distributed
 
+from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
+from equilibrate.rules import Threshold
 from equilibrate.scheduler import Decision, FDRScheduler, Judgement
 
 
@@ -30,8 +32,13 @@ class Observation:
     """What the rule decided since the last observation."""
     forecasts: tuple[Any, ...] = ()
     """The forecasts of a `Forecaster`."""
-    layers: dict[str, Reading] = field(default_factory=dict)
-    """A reading for each parameter, if requested; right after a lowering those before it."""
+    layers: dict[str, Layer] = field(default_factory=dict)
+    """The layers by name, if requested; right after a lowering those before it."""
+
+    @property
+    def lowered(self) -> bool | None:
+        """Whether the rate was lowered since the last observation; None without a scheduler."""
+        return None if self.decision is None else any(made.lowered for made in self.judgements)
 
 
 class Observer:
@@ -39,7 +46,7 @@ class Observer:
 
     Args:
         source: The monitor or the scheduler to observe.
-        layers: Whether to take a reading of each parameter. The monitor must know their names.
+        layers: Whether to read each parameter. The monitor must know their names.
         forecaster: Whose forecasts to include; by default that of the scheduler, if it has one.
 
     Raises:
@@ -98,14 +105,16 @@ class Observer:
             decision=decision,
             judgements=self._new_judgements(),
             forecasts=tuple(forecasts or ()),
-            layers=self._layer_readings(),
+            layers=self._read_layers(),
         )
 
-    def _layer_readings(self) -> dict[str, Reading]:
+    def _read_layers(self) -> dict[str, Layer]:
         if not self._layers:
             return {}
-        found = self.monitor.parameter_readings()
-        if self.scheduler is not None and not any(reading.count for reading in found.values()):
+        if self.scheduler is None:
+            return by_name(self.monitor, Threshold())
+        found = by_name(self.monitor, self.scheduler.rule)
+        if not any(layer.reading.count for layer in found.values()):
             return self.scheduler.kept_layers or found
         return found
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from equilibrate.layers import Layer
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observation, Observer, is_first_process
 from equilibrate.readings import Reading
@@ -27,6 +28,7 @@ _OWN = {
     *("lr", "lrs", "lowered", "reason", "judgements", "forecasts", "layers"),
 }
 """Names in a row that the recorder writes itself."""
+_SIDES = ("left", "right", "residual")
 _SYNC_SECONDS = 10.0
 
 
@@ -47,7 +49,8 @@ class Recorder:
     | `lowered`, `reason` | schedulers: the decision |
     | `judgements` | all decisions since the last row, if there were several |
     | `forecasts` | the gain of a cooldown for each horizon, if there is a forecaster |
-    | `layers` | the reading of each parameter, on request, with six digits |
+    | `layers` | on request: sides, residual, errors and state of each parameter, with six digits, |
+    | | and of scale-invariant ones the angular step, now and in equilibrium, and the relaxation |
     | others | what else you pass |
 
     Numbers that are undefined are null.
@@ -64,7 +67,7 @@ class Recorder:
             the step at which the training resumes, and keeps them in `train.dropped.jsonl`.
         every: Write a row when the number of optimizer steps has passed a multiple of this. Other
             calls of `record` do not wait for the device and write nothing.
-        layers: Whether to record a reading for each parameter. The monitor must know their names.
+        layers: Whether to record the state of each parameter. The monitor must know their names.
         forecaster: An `eq.Forecaster` whose forecasts to record; by default the scheduler's.
 
     Raises:
@@ -111,7 +114,11 @@ class Recorder:
         header = _header(self._observer, config)
         self._log = _Log(self.path, header, mode) if is_first_process() else None
         if self._log is not None and not self._resumes:
-            self._log.drop_rows_after(self._called_at)
+            try:
+                self._log.drop_rows_after(self._called_at)
+            except BaseException:
+                self._log.abandon()
+                raise
 
     def record(self, *, loss: float | Tensor | None = None, **extra: Any) -> None:
         """Write a row, if the number of steps has passed a multiple of `every`.
@@ -206,18 +213,40 @@ class _Log:
         if kept == len(rows):
             return
         lines = path.read_bytes().splitlines(keepends=True)[1:]  # without the header
-        with open(dropped_path(path), "ab") as file:
-            file.writelines(lines[kept : len(rows)])
-            file.flush()
-            os.fsync(file.fileno())
+        _append(dropped_path(path), b"".join(lines[kept : len(rows)]))
         self._writer.close()
         self._writer = records.Writer(path, config=self._config, mode="resume", keep=kept)
 
     def close(self, status: str) -> None:
         self._writer.end(status)
         self._writer.sync()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file without a word on how the run ended."""
         self._writer.close()
         self._lock.release()
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append to a file, or leave it as it was.
+
+    Raises:
+        RecordError: If it cannot be written.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with open(path, "ab", buffering=0) as file:
+            while data:  # a disk that is almost full accepts a part and fails at the next call
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+    except OSError as error:
+        if path.exists():
+            os.truncate(path, size)
+        raise records.RecordError(
+            f"cannot write to {path} ({error.strerror}), which keeps the rows that resuming "
+            "removes: free some space and resume"
+        ) from error
 
 
 class _Mean:
@@ -304,20 +333,31 @@ def _row(seen: Observation, loss: float | None) -> records.Row:
         row["judgements"] = [dataclasses.asdict(judgement) for judgement in seen.judgements]
     if seen.forecasts:
         row["forecasts"] = [_forecast(forecast) for forecast in seen.forecasts]
-    if any(reading.count for reading in seen.layers.values()):
-        row["layers"] = {name: _shortened(_sides(reading)) for name, reading in seen.layers.items()}
+    if any(layer.reading.count for layer in seen.layers.values()):
+        row["layers"] = {name: _layer(layer) for name, layer in seen.layers.items()}
     return row
 
 
 def _sides(reading: Reading) -> dict[str, float]:
-    sides = {"left": reading.left, "right": reading.right, "residual": reading.residual}
+    sides = {name: getattr(reading, name) for name in _SIDES}
     errors = {"stderr": reading.stderr, "margin": reading.margin}
     return sides | {name: value for name, value in errors.items() if math.isfinite(value)}
 
 
-def _shortened(sides: dict[str, float]) -> dict[str, float]:
-    """Return numbers with six digits: there may be hundreds of layers in each row."""
-    return {name: float(f"{value:.6g}") for name, value in sides.items()}
+def _layer(layer: Layer) -> dict[str, Any]:
+    """Return the row of a layer, short because there may be hundreds of them in each row.
+
+    Numbers have six digits. Those that are not known are left out, except for the sides, and so are
+    rotations of weights that are not scale-invariant.
+    """
+    row = layer.row()
+    if not layer.rotation.scale_invariant:
+        row = {name: value for name, value in row.items() if name not in Layer.OF_ROTATION}
+    return {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in row.items()
+        if name in _SIDES or value == value  # nan is not known
+    }
 
 
 def _forecast(forecast: Any) -> dict[str, Any]:

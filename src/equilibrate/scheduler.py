@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
+from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of
@@ -159,9 +160,9 @@ class FDRScheduler(LRScheduler):
         self.judgements: deque[Judgement] = deque(maxlen=256)
         """What the rule decided in this process, the newest last. Not saved with the state."""
         self.keep_layers = False
-        """Whether to take the reading of each parameter before a lowering restarts the window."""
-        self.kept_layers: dict[str, Reading] = {}
-        """The reading of each parameter at the last lowering, if `keep_layers` is set."""
+        """Whether to read the layers before a lowering restarts the window."""
+        self.kept_layers: dict[str, Layer] = {}
+        """The layers at the last lowering, if `keep_layers` is set."""
         self._seen = self._decided = self._marked = monitor.step
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
@@ -201,9 +202,10 @@ class FDRScheduler(LRScheduler):
         if decision.reading is not last.reading:  # the rule was asked
             made = decision.lowered, decision.reason, decision.lrs
             self.judgements.append(Judgement(self.monitor.step, *made))
+        if decision.lowered:
+            self.kept_layers = by_name(self.monitor, self.rule) if self.keep_layers else {}
         super().step(epoch)
         if decision.lowered:
-            self.kept_layers = self.monitor.parameter_readings() if self.keep_layers else {}
             self.restart()  # after the learning rate is set, with which a trace begins
 
     def __repr__(self) -> str:

@@ -42,7 +42,8 @@ def invoke(*arguments):
 
 @pytest.mark.parametrize("width", [60, 120])
 def test_once_shows_everything_that_was_recorded(tmp_path, width):
-    layers = {f"block.{n}.weight": {"residual": (-0.5) ** n} for n in range(10)}
+    state = {"state": "norm falls"}
+    layers = {f"block.{n}.weight": {"residual": (-0.5) ** n, **state} for n in range(10)}
     forecasts = [{"horizon": 150, "gain": 0.25, "margin": 0.03}]
     with Writer(tmp_path / "train.jsonl", config={}) as writer:
         for k in range(1, 7):
@@ -62,6 +63,7 @@ def test_once_shows_everything_that_was_recorded(tmp_path, width):
         "lowered 1 ×, last at step 400: reason 4",
         "layers by |L/R − 1|, 8 of 10",
         "block.0.weight 1",
+        "norm falls" if width > 60 else "norm",
     ):
         assert part in text, part
     assert "block.9.weight" not in text

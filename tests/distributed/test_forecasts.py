@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support import sharded_forecasts as sharded
+from support.sharded import TORCH
 
 STEPS = 18
 
@@ -14,6 +15,8 @@ def expected():
 
 @pytest.mark.parametrize("strategy", ["FSDP2", "HSDP", "TP, sequence", "FSDP2 in parts"])
 def test_sharded_forecasts_equal_those_of_a_single_process(processes, expected, strategy):
+    if strategy == "TP, sequence" and TORCH < (2, 9):
+        pytest.skip("torch 2.8 does not add up partial gradients for SGD with momentum")
     (single,), means = expected
     for (found,), (loaded,), whole in processes.run(sharded.forecasts, strategy, STEPS):
         assert found.undefined is None

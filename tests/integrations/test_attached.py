@@ -64,7 +64,7 @@ def test_a_monitor_alone_never_decides():
     assert one.advance(epoch_ended=True) is None
     assert one.scheduler is None
     assert one.monitor.every == eq.Monitor(optimizer).every
-    assert "equilibrate/layers/0.bias/residual" in one.scalars()
+    assert "equilibrate_layers/0.bias/residual" in one.scalars()
 
 
 def test_the_first_window_begins_after_the_warm_up():
@@ -80,6 +80,20 @@ def test_the_first_window_begins_after_the_warm_up():
     assert [row for row in made if row[2]] == [(49, 10, True)]
 
 
+def test_a_lowering_is_logged_once():
+    model, optimizer = model_and_optimizer()
+    one = attach(model, optimizer, plan(layers=True, **EAGER))
+    steps(optimizer, 20)
+    judged = one.monitor.parameter_readings()["0.bias"]
+    assert one.advance(epoch_ended=True).lowered
+    found = one.scalars()
+    assert (found["equilibrate/lowered"], found["equilibrate/lr"]) == (1, 0.05)
+    assert found["equilibrate_layers/0.bias/residual"] == judged.residual  # before the restart
+    steps(optimizer, 3)
+    assert one.scalars()["equilibrate/lowered"] == 0  # there was no decision since
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.8 passes it in SequentialLR
 @pytest.mark.parametrize("kind", ["LambdaLR", "SequentialLR", "ChainedScheduler", "wrapped"])
 def test_a_scheduler_that_computes_rates_from_base_lrs_follows(kind):
     model, optimizer = model_and_optimizer(2)
@@ -126,8 +140,14 @@ def test_a_lowering_that_something_undoes_is_reported():
 
 def test_several_optimizers_are_numbered():
     parts = [model_and_optimizer() for _ in range(2)]
-    found = named([attach(*part, plan(schedule=False)) for part in parts])
+    attached = [attach(*part, Plan({}, schedule=False, layers=True)) for part in parts]
+    for _, optimizer in parts:
+        steps(optimizer, 3)
+    found = named(attached)
     assert found["equilibrate/optimizer_0/lr"] == found["equilibrate/optimizer_1/lr"] == 0.1
+    assert "equilibrate_layers/optimizer_1/0.bias/residual" in found
+    groups = {name.rsplit("/optimizer_")[0] for name in found}
+    assert groups == {"equilibrate", "equilibrate_layers"}
 
 
 def test_a_state_continues_the_warm_up():

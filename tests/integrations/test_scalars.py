@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support import networks
 from torch import nn
 
 import equilibrate as eq
@@ -86,10 +87,27 @@ def test_layers():
     noisy_steps(optimizer, 20)
     found = scalars(monitor, layers=True)
     for name, reading in monitor.parameter_readings().items():
-        assert found[f"equilibrate/layers/{name}/residual"] == reading.residual
-        assert found[f"equilibrate/layers/{name}/left"] == reading.left
-        assert found[f"equilibrate/layers/{name}/right"] == reading.right
+        assert found[f"equilibrate_layers/{name}/residual"] == reading.residual
+        assert found[f"equilibrate_layers/{name}/left"] == reading.left
+        assert found[f"equilibrate_layers/{name}/right"] == reading.right
     assert len(found) == len(scalars(monitor)) + 6
+
+
+def test_scale_invariant_layers_have_their_angular_step():
+    model = networks.convolutional()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.04, weight_decay=0.01)
+    monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters(), every=4)
+    networks.train(model, optimizer, 40)
+    found, rotations = scalars(monitor, layers=True), monitor.parameter_rotations()
+    angles = {name: v for name, v in found.items() if name.endswith("angular_step")}
+    assert angles == {
+        f"equilibrate_layers/{name}/{part}": getattr(rotations[name], field)
+        for name in ("0.weight", "3.weight")
+        for part, field in (
+            ("angular_step", "angular_step"),
+            ("equilibrium_angular_step", "equilibrium"),
+        )
+    }
 
 
 def test_layers_need_names():

@@ -45,7 +45,8 @@ EXPECTED = {
     "Plot.shortNames(['0.weight', '2.bias'])": ["0.weight", "2.bias"],
     "Plot.shortNames(['weight'])": ["weight"],
     "[12.34, 75, 3725].map(Plot.formatTime)": ["12.3 s", "1 min 15 s", "1 h 02 min"],
-    "[0, 3, -9, null].map(Plot.shade)": [0, 1, -1, None],
+    "[0, 3, -9, null].map((r) => Plot.shade(r))": [0, 1, -1, None],
+    "[2.9, 3, null].map((margin) => Plot.shade(3, margin))": [1, 0.35, 1],
     "[null, 0].map(Plot.diverging)": [None, [247, 247, 247]],
 }
 

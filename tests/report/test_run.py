@@ -95,13 +95,19 @@ def test_forecasts():
 
 
 def test_layers():
-    one = {"a": {"left": 1.0, "right": 1.0, "residual": 0.0, "stderr": 0.5}}
-    two = {"a": {"left": 3.0, "right": 2.0}, "b": {"residual": None}}
+    one = {"a": {"left": 1.0, "right": 1.0, "residual": 0.0, "stderr": 0.5, "state": "falls"}}
+    two = {
+        "a": {"left": 3.0, "right": 2.0, "scale_invariant": True, "state": "grows"},
+        "b": {"residual": None, "state": "falls"},
+    }
     found = made([row(1), row(2, layers=one), row(3, layers=two)]).layers
     assert found is not None
     assert (found.names, found.rows) == (["a", "b"], [1, 2])
     assert found.residual == [[0.0, 0.5], [None, None]]
     assert found.margin == [[0.979982, None], [None, None]]
+    assert found.states == ["falls", "grows"]
+    assert found.state == [[0, 1], [None, 0]]
+    assert found.scale_invariant == [True, False]
     assert found.last == two
 
 

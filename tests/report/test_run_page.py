@@ -12,10 +12,17 @@ from typer.testing import CliRunner
 
 from equilibrate.cli.app import app
 from equilibrate.report.run import from_records
-from equilibrate.report.run_page import facts, render
+from equilibrate.report.run_page import facts, layer_table, render
+from equilibrate.runlog.files import WriteError
 from equilibrate.runlog.records import End, Records, Writer
 
 ROWS = 60
+INVARIANT = {
+    "scale_invariant": True,
+    "angular_step": 0.0123456,
+    "equilibrium": 0.01,
+    "relaxation": 2500.0,
+}
 
 
 def rows():
@@ -23,7 +30,13 @@ def rows():
         lowered = k % 20 == 0
         residual = 2 * math.exp(-(k % 20) / 4) * (-1) ** k
         layers = {
-            f"block.{n}.weight": {"left": 1.0, "right": 2.0, "residual": residual / (n + 1)}
+            f"block.{n}.weight": {
+                "left": 1.0,
+                "right": 2.0,
+                "residual": residual / (n + 1),
+                "state": "norm falls" if n else "not resolved",
+                **({} if n else INVARIANT),
+            }
             for n in range(8)
         }
         yield {
@@ -90,6 +103,29 @@ def test_the_data_are_those_of_the_run(html, run):
     assert data["others"] == {"accuracy </script>": run.others["accuracy </script>"]}
     assert data["layers"]["names"] == [f"block.{n}.weight" for n in range(8)]
     assert [d["row"] for d in data["decisions"] if d["lowered"]] == [19, 39, 59]
+
+
+def test_the_table_of_layers(run, html):
+    table = layer_table(run.layers)
+    assert table.columns == (
+        "Layer", "State", "L/R − 1", "Angular step", "In equilibrium", "Relaxation", "Left side",
+        "Right side",
+    )  # fmt: skip
+    assert table.rows[0] == (
+        "block.0.weight", "not resolved", "2", "0.0123 rad", "0.01 rad", "2\u202f500 steps", "1",
+        "2",
+    )  # fmt: skip
+    assert table.rows[1][:6] == ("block.1.weight", "norm falls", "1", "–", "–", "–")
+    summary = "Of 8 layers, norm falls: 7, not resolved: 1, scale-invariant (⊥): 1."
+    assert f"<p>{summary}</p>" in html
+    assert "<details open>" in html
+    never = {"w": {"residual": 0.5, "relaxation": None}}
+    other = from_records(Records({}, {}, [{"step": 1, "layers": never}]), "mine")
+    assert layer_table(other.layers).columns == (
+        "Layer", "L/R − 1", "Relaxation", "Left side", "Right side",
+    )  # fmt: skip
+    assert layer_table(other.layers).rows == [("w", "0.5", "never", "–", "–")]
+    assert "<p>" not in render(other).partition("<h2>Layers</h2>")[2].partition("<details")[0]
 
 
 def test_the_page_loads_nothing_and_holds_its_scripts_unchanged(html):
@@ -206,7 +242,12 @@ def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path)
         ]
         assert found["cursors"] == 6
         assert (found["left"], found["home"]) == ("step 5\u202f900", "step 100")
-        assert found["cell"] == ["block.0.weight", "L/R − 1 = 2", "step 6\u202f000"]
+        assert found["cell"] == [
+            "block.0.weight ⊥",
+            "L/R − 1 = 2",
+            "not resolved",
+            "step 6\u202f000",
+        ]
         assert found["below"] == "block.1.weight"
         assert found["canvas"] == 8
         assert found["opaque"] == [255, 255]
@@ -238,4 +279,17 @@ def test_the_command_writes_the_page(tmp_path):
         assert done.output.split() == ["report", str(path)]
         title = "Best" if "--title" in arguments else "mine"
         assert f"<h1>{title}</h1>" in path.read_text(encoding="utf-8")
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_full_disk_is_reported_and_the_page_before_it_is_kept(tmp_path, full_disk):
+    with Writer(tmp_path / "train.jsonl", config={}) as writer:
+        writer.write({"step": 1, "loss": 1.0})
+    assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
+    before = (tmp_path / "report.html").read_bytes()
+    with full_disk(5_000):
+        result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert isinstance(result.exception, WriteError)
+    assert "report.html (File too large): free some space" in str(result.exception)
+    assert (tmp_path / "report.html").read_bytes() == before
     assert not list(tmp_path.rglob("*.partial"))

@@ -57,11 +57,24 @@ def test_what_is_not_a_record_raises(tmp_path):
     path.write_text("hello\n")
     with pytest.raises(RecordError, match="is not a record of equilibrate"):
         Tail(path).poll()
-    with Writer(path, config={}, mode="overwrite"):
-        pass
+    path.write_text("[]\n")
+    with pytest.raises(RecordError, match="its first line has no config and environment"):
+        Tail(path).poll()
+
+
+def test_damaged_line_is_named(tmp_path):
+    """The line is counted from the beginning of the file, not from the last poll."""
+    path = tmp_path / "run.jsonl"
+    with Writer(path, config={}) as writer:
+        writer.write({"k": 0})
+        tail = Tail(path)
+        assert len(tail.poll().rows) == 1
+        writer.write({"k": 1})
     with open(path, "ab") as file:
         file.write(b"\x00\x00\n")
-    with pytest.raises(RecordError, match=r"is damaged .*: resume or remove it"):
+    with pytest.raises(RecordError, match=r"run\.jsonl is damaged in line 4 \("):
+        tail.poll()
+    with pytest.raises(RecordError, match=r"run\.jsonl is damaged in line 4 \("):
         Tail(path).poll()
 
 

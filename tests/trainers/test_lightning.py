@@ -216,7 +216,7 @@ def test_numbers_go_to_the_trainers_loggers(tmp_path):
     assert [rows[step]["equilibrate/lowered"] for step in (69, 79)] == ["0.0", "1.0"]
     judged = fdr.schedulers[0].last_decision.reading
     assert float(rows[79]["equilibrate/residual"]) == judged.residual
-    assert "equilibrate/layers/net.0.weight/residual" in rows[79]
+    assert "equilibrate_layers/net.0.weight/residual" in rows[79]
     assert trainer.callback_metrics["equilibrate/residual"] == judged.residual
 
 

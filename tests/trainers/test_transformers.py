@@ -174,7 +174,7 @@ def test_numbers_go_to_every_tool_of_report_to(tmp_path, monkeypatch):
     assert fdr.scheduler is not None
     judged = fdr.scheduler.last_decision.reading
     assert rows[80]["equilibrate/residual"] == judged.residual
-    assert "equilibrate/layers/net.0.weight/residual" in rows[70]
+    assert "equilibrate_layers/net.0.weight/residual" in rows[70]
 
     board = EventAccumulator(str(next(tmp_path.rglob("events.*")).parent))
     board.Reload()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 
 from equilibrate.report import run, run_page
+from equilibrate.runlog import files
 from equilibrate.runlog.runs import find_record
 
 
@@ -39,8 +39,5 @@ def report(
     html = run_page.render(run.load(record, title=title, replica=replica))
     if out is None:
         out = record.with_name("report.html") if path.is_dir() else record.with_suffix(".html")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(html, encoding="utf-8")
-    os.replace(partial, out)
+    files.write(out, html)
     Console().print(f"report  {out}", highlight=False, soft_wrap=True)

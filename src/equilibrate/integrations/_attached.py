@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from equilibrate._engine.optimizer.names import NamedParameters
 from equilibrate.forecast import Forecaster
-from equilibrate.integrations.scalars import PREFIX, scalars
+from equilibrate.integrations.scalars import named_numbers, of_optimizer
 from equilibrate.monitor import Monitor
+from equilibrate.observation import Observer
 from equilibrate.rules import Rule, needs_of
 from equilibrate.scheduler import Decision, FDRScheduler
 
@@ -112,7 +113,8 @@ class Attached:
             if "forecasts" in plan.needs:
                 settings["forecaster"] = self.forecaster
             self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **settings)
-            self.scheduler.keep_layers = plan.layers
+        source = self.scheduler or self.monitor
+        self._observer = Observer(source, layers=plan.layers, forecaster=self.forecaster)
         self._plan = plan
         self._others = list(_flattened(others))
         self._seen = 0
@@ -164,9 +166,9 @@ class Attached:
         return decision
 
     def scalars(self) -> dict[str, float]:
-        """Return the current numbers by name, for a logger."""
-        source = self.scheduler or self.monitor
-        return scalars(source, layers=self._plan.layers, forecaster=self.forecaster)
+        """Return the current numbers by name, for a logger, each lowering once."""
+        seen = self._observer.observe()
+        return named_numbers(seen, seen.lowered)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, strings and tensors."""
@@ -232,7 +234,7 @@ def named(attached: Sequence[Attached]) -> dict[str, float]:
     if len(attached) == 1:
         return attached[0].scalars()
     return {
-        name.replace(f"{PREFIX}/", f"{PREFIX}/optimizer_{i}/", 1): value
+        of_optimizer(name, i): value
         for i, one in enumerate(attached)
         for name, value in one.scalars().items()
     }

@@ -27,7 +27,7 @@ class FDRCallback(Callback):
     Numbers go to all loggers of the trainer every `log_every_n_steps` steps, at the end of each
     epoch and whenever the learning rate is lowered, and to `trainer.callback_metrics`. See
     `integrations.scalars` for their names. With several optimizers they begin with
-    `equilibrate/optimizer_0/` and so on.
+    `equilibrate/optimizer_0/`, `equilibrate_layers/optimizer_0/` and so on.
 
     Args:
         schedule: Whether to lower the learning rate. If False it only watches.

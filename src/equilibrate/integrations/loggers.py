@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from equilibrate.integrations.scalars import PREFIX, named_numbers
+from equilibrate.integrations.scalars import (
+    INTERVAL_PREFIX,
+    LAYERS_PREFIX,
+    PREFIX,
+    named_numbers,
+)
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observer, is_first_process
 from equilibrate.scheduler import FDRScheduler, Judgement
 
-LAYERS_PREFIX = f"{PREFIX}_layers"
-"""The first part of the names of layers, so that their many charts form a group of their own."""
-_INTERVAL = tuple(f"{PREFIX}_interval/{name}" for name in ("residual", "low", "high"))
+_INTERVAL = tuple(f"{INTERVAL_PREFIX}/{name}" for name in ("residual", "low", "high"))
 _MOST_DECISIONS = 200
 
 
@@ -48,8 +51,7 @@ class Logger:
     """Sends what a monitor or a scheduler says to a logger, in one line of a loop.
 
     Call `log` after `scheduler.step()`. The names of the numbers are those of
-    `integrations.scalars`; those of layers begin with `equilibrate_layers/`. Decisions are sent
-    with their reasons.
+    `integrations.scalars`. Decisions are sent with their reasons.
 
     With several processes create it on all of them and call `log` on all of them, since readings of
     sharded parameters are collective. Only rank 0 writes, and only rank 0 needs a sink that works.
@@ -114,12 +116,8 @@ class Logger:
         if self.every > 1 and not passed:
             return
         seen = self._observer.observe()
-        lowered = None
-        if self._observer.scheduler is not None:
-            lowered = any(judgement.lowered for judgement in seen.judgements)
-        numbers = {_grouped(name): v for name, v in named_numbers(seen, lowered).items()}
         if is_first_process():
-            self._sink.write(step, numbers, seen.judgements)
+            self._sink.write(step, named_numbers(seen, seen.lowered), seen.judgements)
 
 
 class TensorBoard:
@@ -243,10 +241,6 @@ class _Function:
 
     def write(self, step: int, numbers: dict[str, float], judgements: Sequence[Judgement]) -> None:
         self._function(numbers, step=step)
-
-
-def _grouped(name: str) -> str:
-    return name.replace(f"{PREFIX}/layers/", f"{LAYERS_PREFIX}/", 1)
 
 
 def _rates(judgement: Judgement) -> str:

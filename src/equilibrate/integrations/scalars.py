@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from equilibrate.layers import Layer
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observation, Observer
 from equilibrate.readings import Reading
 from equilibrate.scheduler import FDRScheduler
 
 PREFIX = "equilibrate"
-"""The first part of every name, by which loggers group the charts."""
+"""The first part of the names. Loggers group charts by what stands before the first slash."""
+LAYERS_PREFIX = f"{PREFIX}_layers"
+"""The first part of the names of layers, whose many charts form a group of their own."""
+INTERVAL_PREFIX = f"{PREFIX}_interval"
+"""The first part of the names of curves that TensorBoard draws in one chart."""
 
 
 def scalars(
@@ -30,7 +35,9 @@ def scalars(
     | `equilibrate/lowered` | schedulers: 1 if the last decision lowered the rate, 0 if not |
     | `equilibrate/forecast/gain_150` and so on | what a cooldown over 150 steps would gain |
     | `equilibrate/forecast/gain_150_margin` | half the width of its 95 % interval |
-    | `equilibrate/layers/<name>/left`, `…/right`, `…/residual` | with `layers`: of each parameter |
+    | `equilibrate_layers/<name>/left`, `…/right`, `…/residual` | with `layers`: of each parameter |
+    | `equilibrate_layers/<name>/angular_step` | of scale-invariant ones: the angle of a step |
+    | `equilibrate_layers/<name>/equilibrium_angular_step` | the angle at which its norm rests |
 
     The sides are those of the current window. Right after a lowering, which restarts the window,
     they are the ones that were judged. Numbers that are undefined or not finite are left out.
@@ -86,9 +93,35 @@ def named_numbers(seen: Observation, lowered: bool | None) -> dict[str, float]:
     for forecast in seen.forecasts:
         name = f"forecast/gain_{forecast.horizon}"
         found |= {name: forecast.gain.value, f"{name}_margin": forecast.gain.margin}
-    for name, of_layer in seen.layers.items():
-        found |= {f"layers/{name}/{side}": value for side, value in _sides(of_layer).items()}
-    return {f"{PREFIX}/{name}": value for name, value in found.items() if math.isfinite(value)}
+    named = {f"{PREFIX}/{name}": value for name, value in found.items()}
+    for name, layer in seen.layers.items():
+        named |= {f"{LAYERS_PREFIX}/{name}/{part}": v for part, v in _of_layer(layer).items()}
+    return {name: value for name, value in named.items() if math.isfinite(value)}
+
+
+def of_optimizer(name: str, index: int) -> str:
+    """Return the name of a number that belongs to one of several optimizers.
+
+    >>> of_optimizer("equilibrate/lr", 1)
+    'equilibrate/optimizer_1/lr'
+
+    Args:
+        name: The name without it.
+        index: Which optimizer it is.
+
+    Returns:
+        The name, in the same group of charts.
+    """
+    group, _, rest = name.partition("/")
+    return f"{group}/optimizer_{index}/{rest}"
+
+
+def _of_layer(layer: Layer) -> dict[str, float]:
+    found = _sides(layer.reading)
+    if layer.rotation.scale_invariant:
+        found["angular_step"] = layer.rotation.angular_step
+        found["equilibrium_angular_step"] = layer.rotation.equilibrium
+    return found
 
 
 def _sides(reading: Reading) -> dict[str, float]:

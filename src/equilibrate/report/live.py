@@ -153,7 +153,7 @@ class Dashboard:
         if layers is None:
             return []
         found = [
-            (name, residual[-1], margin[-1])
+            (name, residual[-1], margin[-1], layers.last.get(name, {}).get("state") or "")
             for name, residual, margin in zip(
                 layers.names, layers.residual, layers.margin, strict=True
             )
@@ -164,8 +164,10 @@ class Dashboard:
         table.add_column(f"layers by |L/R − 1|{more}", overflow="ellipsis", no_wrap=True)
         table.add_column("L/R − 1", justify="right", no_wrap=True)
         table.add_column("")
-        for name, residual, margin in found[:_LAYERS]:
-            table.add_row(Text(name), format_number(residual, margin), _bar(residual))
+        table.add_column("", no_wrap=True)
+        for name, residual, margin, state in found[:_LAYERS]:
+            number = format_number(residual, margin)
+            table.add_row(Text(name), number, _bar(residual), Text(state, style="dim"))
         return [table]
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from equilibrate.runlog import records
 from equilibrate.runlog.records import End, RecordError, Row
 from equilibrate.runlog.runs import NAME
 
+T = TypeVar("T")
 Column = list[float | None]
 """One number for each row; None where it is undefined."""
 
@@ -68,7 +69,13 @@ class Layers:
     """Residual of each layer at each of `rows`."""
     margin: list[Column]
     """Half the width of its confidence interval."""
-    last: dict[str, dict[str, float | None]]
+    states: list[str]
+    """The states that occur, such as "equilibrated" and "norm falls"; see `layers.Layer`."""
+    state: list[list[int | None]]
+    """State of each layer at each of `rows`, as an index of `states`; None if it is not known."""
+    scale_invariant: list[bool]
+    """Whether each layer was found to be scale-invariant in the last of `rows`."""
+    last: dict[str, dict[str, Any]]
     """The last reading of each layer, as recorded."""
 
 
@@ -308,13 +315,23 @@ def _layers(rows: Sequence[Row], chosen: list[int]) -> Layers | None:
     if not chosen:
         return None
     names = list(dict.fromkeys(name for i in chosen for name in rows[i]["layers"]))
+    last = rows[chosen[-1]]["layers"]
 
-    def each(function: Any) -> list[Column]:
-        return [
-            [_rounded(function(rows[i]["layers"].get(name, {}))) for i in chosen] for name in names
-        ]
+    def each(function: Callable[[Mapping[str, Any]], T]) -> list[list[T]]:
+        return [[function(rows[i]["layers"].get(name, {})) for i in chosen] for name in names]
 
-    return Layers(names, chosen, each(_residual), each(_margin), rows[chosen[-1]]["layers"])
+    named = each(lambda layer: layer.get("state"))
+    states = list(dict.fromkeys(s for column in named for s in column if isinstance(s, str)))
+    return Layers(
+        names,
+        chosen,
+        residual=each(lambda layer: _rounded(_residual(layer))),
+        margin=each(lambda layer: _rounded(_margin(layer))),
+        states=states,
+        state=[[states.index(s) if s in states else None for s in column] for column in named],
+        scale_invariant=[last.get(name, {}).get("scale_invariant") is True for name in names],
+        last=last,
+    )
 
 
 def _loss_name(rows: Sequence[Row]) -> str:

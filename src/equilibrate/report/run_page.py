@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from equilibrate.report.numbers import format_number
 from equilibrate.report.page import template
-from equilibrate.report.run import Column, Decision, Run
+from equilibrate.report.run import Column, Decision, Layers, Run
 from equilibrate.report.tables import Table
 
 _DRAWN = (
@@ -18,6 +19,8 @@ _DRAWN = (
 )
 """Fields of a run that its curves need."""
 _MOST_KEPT = 500
+_MOST_OPEN = 16
+"""Layers of a table that is not folded."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ def render(run: Run) -> str:
         lowerings=[_shown(made) for made in lowered],
         kept=[_shown(made) for made in kept[-_MOST_KEPT:]],
         kept_summary=_kept_summary(len(kept)),
-        layers=_layers(run),
+        layers=layer_table(run.layers) if run.layers else None,
+        layers_open=run.layers is not None and len(run.layers.names) <= _MOST_OPEN,
+        layers_summary=_layers_summary(run.layers) if run.layers else "",
         tables=[
             Table("Settings", ("Setting", "Value"), _flat(run.config)),
             Table("Environment", ("What", "Value"), _flat(run.environment)),
@@ -122,28 +127,57 @@ def _kept_summary(count: int) -> str:
     return f"{count} decision{'s' * (count != 1)} to keep the learning rate"
 
 
-def _layers(run: Run) -> list[dict[str, str]]:
-    """Return the last readings of all layers, the largest residual first."""
-    if run.layers is None:
-        return []
-    last = run.layers.last
+def layer_table(layers: Layers) -> Table:
+    """Return a table of the last readings of all layers, the largest residual first.
+
+    Args:
+        layers: The layers.
+
+    Returns:
+        The table. Columns that would be empty are left out.
+    """
+    last = layers.last
 
     def size(name: str) -> float:
         residual = last[name].get("residual")
         return -1.0 if residual is None else abs(residual)
 
-    margins = {
-        name: column[-1] for name, column in zip(run.layers.names, run.layers.margin, strict=True)
+    margins = dict(zip(layers.names, (column[-1] for column in layers.margin), strict=True))
+    names = sorted(last, key=size, reverse=True)
+    columns = {
+        "Layer": names,
+        "State": [last[name].get("state") for name in names],
+        "L/R − 1": [format_number(last[name].get("residual"), margins[name]) for name in names],
+        "Angular step": [_radians(last[name].get("angular_step")) for name in names],
+        "In equilibrium": [_radians(last[name].get("equilibrium")) for name in names],
+        "Relaxation": [_relaxation(last[name]) for name in names],
+        "Left side": [format_number(last[name].get("left")) for name in names],
+        "Right side": [format_number(last[name].get("right")) for name in names],
     }
-    return [
-        {
-            "name": name,
-            "residual": format_number(last[name].get("residual"), margins[name]),
-            "left": format_number(last[name].get("left")),
-            "right": format_number(last[name].get("right")),
-        }
-        for name in sorted(last, key=size, reverse=True)
-    ]
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    rows = [tuple(cell or "–" for cell in row) for row in zip(*shown.values(), strict=True)]
+    return Table("Layers", tuple(shown), rows)
+
+
+def _radians(angle: float | None) -> str | None:
+    return None if angle is None else f"{format_number(angle)} rad"
+
+
+def _relaxation(layer: Mapping[str, Any]) -> str | None:
+    """Return in how many steps the norm of a scale-invariant layer relaxes."""
+    if "relaxation" not in layer:
+        return None
+    steps = layer["relaxation"]
+    return "never" if steps is None else f"{_whole(steps)} steps"
+
+
+def _layers_summary(layers: Layers) -> str:
+    """Return how many layers are in which state."""
+    states = Counter(state for layer in layers.last.values() if (state := layer.get("state")))
+    parts = [f"{state}: {count}" for state, count in states.most_common()]
+    if invariant := sum(layers.scale_invariant):
+        parts.append(f"scale-invariant (⊥): {invariant}")
+    return f"Of {len(layers.last)} layers, {', '.join(parts)}." if parts else ""
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -160,7 +160,7 @@ class Writer:
         # Check that the file belongs to this run, and remove the rows after the first `keep`.
         data = self.path.read_bytes()
         lines, _ = split_end(_complete_lines(data))
-        header = _parse_header(self.path, lines[0]) if lines else None
+        header = parse_header(self.path, lines[0]) if lines else None
         if data and (different := _difference(header and header.config, config, may_change)):
             raise RecordError(
                 f"{self.path} was written with other settings ({different}): resume with the same "
@@ -174,7 +174,7 @@ class Writer:
                 "they belong to different runs; overwrite the run"
             )
         for number, line in enumerate(lines[1 : 1 + self.count], 2):
-            _parse_row(self.path, number, line)
+            parse_row(self.path, number, line)
         self._file.truncate(sum(len(line) + 1 for line in lines[: 1 + self.count]))
         if header is not None and header.config != _to_json(config):
             self._replace_header(config, header.environment, lines[1 : 1 + self.count])
@@ -217,8 +217,8 @@ def read(path: Path | str) -> Records:
     """
     lines, end = split_end(_complete_lines(_existing(path).read_bytes()))
     first, *rest = lines or [b""]
-    header = _parse_header(path, first)
-    rows = [_parse_row(path, number, line) for number, line in enumerate(rest, 2)]
+    header = parse_header(path, first)
+    rows = [parse_row(path, number, line) for number, line in enumerate(rest, 2)]
     return Records(header.config, header.environment, rows, end)
 
 
@@ -235,7 +235,7 @@ def read_header(path: Path | str) -> Header:
     """
     with open(_existing(path), "rb") as file:
         line = file.readline()
-    return _parse_header(path, line)
+    return parse_header(path, line)
 
 
 def split_end(lines: list[bytes]) -> tuple[list[bytes], End | None]:
@@ -262,7 +262,19 @@ def _existing(path: Path | str) -> Path:
     return path
 
 
-def _parse_header(path: Path | str, line: bytes) -> Header:
+def parse_header(path: Path | str, line: bytes) -> Header:
+    """Return the header of a record.
+
+    Args:
+        path: The record, for the error message.
+        line: Its first line.
+
+    Returns:
+        The header.
+
+    Raises:
+        RecordError: If the line is not a header.
+    """
     try:
         header = json.loads(line)
     except ValueError as error:
@@ -275,16 +287,31 @@ def _parse_header(path: Path | str, line: bytes) -> Header:
     return Header(header["config"], header["environment"])
 
 
-def _parse_row(path: Path | str, number: int, line: bytes) -> Row:
+def parse_row(path: Path | str, number: int, line: bytes) -> Row:
+    """Return the row of a line.
+
+    Args:
+        path: The record, for the error message.
+        number: Number of the line, the header being line 1.
+        line: The line.
+
+    Returns:
+        The row.
+
+    Raises:
+        RecordError: If the line is damaged.
+    """
+    cause, row = None, None
     try:
         row = json.loads(line)
-        if not isinstance(row, dict):
-            raise ValueError(f"{type(row).__name__} instead of an object")
+        why = f"{type(row).__name__} instead of an object"
     except ValueError as error:
-        raise RecordError(
-            f"{path} is damaged in line {number} ({error}): restore it from a copy, or {_REMOVE}"
-        ) from error
-    return row
+        cause, why = error, str(error)
+    if isinstance(row, dict):
+        return row
+    raise RecordError(
+        f"{path} is damaged in line {number} ({why}): restore it from a copy, or {_REMOVE}"
+    ) from cause
 
 
 def _open(path: Path) -> BinaryIO:

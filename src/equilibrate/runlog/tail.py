@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from equilibrate.runlog.records import End, Header, RecordError, Row, split_end
+from equilibrate.runlog.records import End, Header, Row, parse_header, parse_row, split_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,7 @@ class Tail:
         self.end: End | None = None
         """How the run ended; None before."""
         self._offset = 0
+        self._lines = 0
         self._last = b""
 
     def poll(self) -> Update:
@@ -60,8 +60,7 @@ class Tail:
         Returns:
             The new rows; none if the file does not exist.
 
-        Raises:
-            RecordError: If the file is not a record.
+        A file that is not a record, or is damaged, raises a `RecordError`.
         """
         try:
             with open(self.path, "rb") as file:
@@ -79,26 +78,16 @@ class Tail:
         self._offset += len(complete)
         self._last = lines[-1]
         if self.header is None:
-            self.header = self._parse_header(lines.pop(0))
+            # Not with `read_header`: the file may be another one by now.
+            self.header = parse_header(self.path, lines.pop(0))
+            self._lines = 1
+        first = self._lines + 1
+        self._lines += len(lines)
         lines, self.end = split_end(lines)
-        try:
-            rows = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise RecordError(f"{self.path} is damaged ({error}): resume or remove it") from error
-        return Update(rows, False)
-
-    def _parse_header(self, line: bytes) -> Header:
-        # Not with `read_header`: the file may be another one by now.
-        try:
-            header = json.loads(line)
-            return Header(header["config"], header["environment"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise RecordError(
-                f"{self.path} is not a record of equilibrate: name the record of a run"
-            ) from error
+        return Update([parse_row(self.path, n, line) for n, line in enumerate(lines, first)], False)
 
     def _forget(self) -> bool:
         """Return whether anything has been read, and start at the beginning."""
         begun = self._offset > 0
-        self._offset, self._last, self.header, self.end = 0, b"", None, None
+        self._offset, self._lines, self._last, self.header, self.end = 0, 0, b"", None, None
         return begun

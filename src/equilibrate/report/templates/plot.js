@@ -207,11 +207,13 @@ const Plot = (() => {
     return minutes ? `${minutes} min ${whole % 60} s` : `${format(seconds)} s`;
   }
 
-  // Where a residual lies on the colour scale, −1 to 1: linear up to 0.05, logarithmic up to 3.
-  function shade(residual) {
+  // Where a residual lies on the colour scale, −1 to 1: linear up to 0.05, logarithmic up to 3. One
+  // that noise alone could explain is pale.
+  function shade(residual, margin = null) {
     if (!isNumber(residual)) return null;
     const t = Math.asinh(residual / 0.05) / Math.asinh(60);
-    return Math.max(-1, Math.min(1, t));
+    const pale = isNumber(margin) && Math.abs(residual) <= margin ? 0.35 : 1;
+    return pale * Math.max(-1, Math.min(1, t));
   }
 
   // From blue through white to orange, which people with any colour vision tell apart.

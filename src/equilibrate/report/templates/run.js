@@ -267,7 +267,9 @@
   function addLayers() {
     const layers = run.layers;
     const legend = [make("span", { class: "scale" }, ["≤ −3", make("canvas", { width: 181, height: 1,
-      "aria-hidden": "true" }), "≥ 3"]), make("span", {}, "L/R − 1; white: the sides are equal.")];
+      "aria-hidden": "true" }), "≥ 3"]), make("span", {}, "L/R − 1; white: the sides are equal."),
+    make("span", {}, layers.margin.some(present) ? "Pale: within its error." : ""),
+    make("span", {}, layers.scale_invariant.some((v) => v) ? "⊥: scale-invariant." : "")];
     const panel = { id: "layers", title: "Layers" };
     const { plot } = figureOf(panel, legend, "Residual of each layer. Arrow keys move the cursor.");
     paint(plot.parentNode.querySelector(".scale canvas"), 181, 1, (k) => k / 90 - 1);
@@ -299,7 +301,8 @@
   function drawLayers(panel, layers) {
     const width = Math.max(280, panel.plot.clientWidth);
     const most = width < 600 ? 14 : 26;
-    const names = Plot.shortNames(layers.names);
+    const names = Plot.shortNames(layers.names).map(
+      (name, r) => elided(name, most - 2) + (layers.scale_invariant[r] ? " ⊥" : ""));
     const longest = Math.min(most, Math.max(...names.map((n) => n.length)));
     panel.left = Math.max(MARGIN.left, 12 + 6.2 * longest);
     const size = Math.max(1, Math.min(18, Math.floor(480 / layers.names.length)));
@@ -317,7 +320,7 @@
     });
     const canvas = make("canvas", { "aria-hidden": "true" });
     paint(canvas, columns, layers.names.length, (k, r) => (chosen[k] === null
-      ? null : Plot.shade(layers.residual[r][chosen[k]])));
+      ? null : Plot.shade(layers.residual[r][chosen[k]], layers.margin[r][chosen[k]])));
     canvas.style.cssText = `left:${100 * panel.left / width}%;top:${100 * MARGIN.top / height}%;`
       + `width:${100 * inside / width}%;height:${100 * size * layers.names.length / height}%`;
     const stride = Math.max(1, Math.ceil(11 / size));
@@ -327,7 +330,7 @@
       width: 0 });
     panel.svg = make("svg", { viewBox: `0 0 ${width} ${height}`, class: "over" }, [
       ...labels.map(([name, r]) => make("text", { x: panel.left - 6, "text-anchor": "end",
-        y: MARGIN.top + (r + 0.5) * size + 4 }, elided(name, most))),
+        y: MARGIN.top + (r + 0.5) * size + 4 }, name)),
       ...xTexts(width, height, x),
       make("rect", { class: "axis", x: panel.left, y: MARGIN.top, width: inside,
         height: size * layers.names.length }), panel.drag, panel.cursor]);
@@ -385,8 +388,11 @@
   function tipLines(panel, row, layer) {
     if (panel.id === "layers") {
       const column = Plot.nearest(run.layers.rows, row), at = run.layers.rows[column];
-      return [run.layers.names[layer], `L/R − 1 = ${plusMinus(run.layers.residual[layer][column],
-        run.layers.margin[layer][column])}`, `step ${Plot.format(run.x.step[at])}`];
+      const state = run.layers.states[run.layers.state[layer][column]];
+      return [run.layers.names[layer] + (run.layers.scale_invariant[layer] ? " ⊥" : ""),
+        `L/R − 1 = ${plusMinus(run.layers.residual[layer][column],
+          run.layers.margin[layer][column])}`, ...(state ? [state] : []),
+        `step ${Plot.format(run.x.step[at])}`];
     }
     const curves = panel.curves.map((c) => `${c.name}: ${plusMinus(c.values[row],
       c.margin ? c.margin[row] : null)}`);
