@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _ROWS = 256
-"""Addresses change only if gradients are computed anew, for which an eager step launches several
+"""Addresses change only if gradients are computed again, for which an eager step launches several
 kernels. About a thousand can be queued, so no row is overwritten before it was read."""
 
 
