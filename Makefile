@@ -6,7 +6,7 @@ OLDEST := .venv-oldest/bin
 INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/$(INSTALL)
 
-.PHONY: help reproduce test kills package test-trainers test-torchtitan test-oldest lint types docs format benchmarks decisions clean
+.PHONY: help reproduce test test-slow kills package test-trainers test-torchtitan test-oldest lint types docs format benchmarks decisions clean
 .DEFAULT_GOAL := help
 
 help:  ## Say what can be made
@@ -15,8 +15,11 @@ help:  ## Say what can be made
 reproduce: .venv/.experiments  ## Run the paper's experiments on embedded data; figures and claims in runs/
 	$(BIN)/equilibrate reproduce
 
-test: .venv/.dev  ## Run all tests and every example of the documentation
+test: .venv/.dev  ## Run the tests, and every example of the documentation
 	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal
+
+test-slow: .venv/.dev  ## Run the tests that take longest: several processes, kills, real data
+	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal -m slow
 
 kills: .venv/.dev  ## Kill a recorded run at a hundred random moments; nothing may be lost
 	EQUILIBRATE_KILLS=100 $(BIN)/python -m pytest --quiet tests/runlog/test_kills.py
@@ -35,7 +38,7 @@ test-torchtitan: .venv-trainers/.torchtitan  ## Run the tests with torchtitan, a
 
 # Not part of .ci/run: this torch brings gigabytes of CUDA. curvlinops is not installed.
 test-oldest: .venv-oldest/.oldest  ## Run all tests with the oldest versions that pyproject.toml allows
-	$(OLDEST)/python -m pytest --quiet \
+	$(OLDEST)/python -m pytest --quiet -m '' \
 	  --deselect tests/landscape/test_landscape.py::test_hessian_products_equal_curvlinops
 
 lint: .venv/.dev  ## Check style

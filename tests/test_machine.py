@@ -327,6 +327,7 @@ class Machine(RuleBasedStateMachine):
             self.read()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Seems like", "ignore:Detected call")  # of torch, after a copy
 def test_whatever_happens_the_scheduler_decides_as_its_twin():
     run_state_machine_as_test(

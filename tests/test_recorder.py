@@ -374,6 +374,7 @@ def test_undefined_numbers_are_null_and_losses_may_be_nan(tmp_path):
     assert (row["loss"], row["residual"], row["other"]) == (None, None, [None, 1.0])
 
 
+@pytest.mark.slow
 def test_kills_lose_nothing(tmp_path):
     """In a process of its own, which forks: see `support.recorded`."""
     done = subprocess.run(

@@ -134,7 +134,9 @@ REPEATED = {
 }
 
 
-@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize(
+    "name", ["plain", "dampening", pytest.param("regression", marks=pytest.mark.slow)]
+)
 def test_error_bars_cover_the_truth(name):
     """Coverage of left, right and difference within 93–97 % over 1,200 stationary runs.
 

@@ -52,6 +52,7 @@ def test_claims_fit_the_terminal(copy, width):
     assert "B2a" not in result.output  # it is not drawn
 
 
+@pytest.mark.slow
 def test_killed_command_continues_when_it_is_run_again(tmp_path):
     """The killed command is a process of its own; the others give the same numbers in this one."""
     killed, short = tmp_path / "killed", {"epochs_scale": 0.5, "seeds": 2}

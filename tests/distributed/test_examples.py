@@ -10,6 +10,7 @@ def test_ddp(processes):
     assert one.reading.step == 3 * 128
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sharded.TORCH < (2, 9), reason="FSDP2 of torch 2.8 sums gradients here")
 def test_fsdp2_resumes_on_another_number_of_processes(processes, tmp_path):
     folder = str(tmp_path)

@@ -73,6 +73,7 @@ def relative_error(a, b):
     return float((a.double() - b).norm() / b.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "precision"),
     [(shape, "ieee") for shape in SHAPES]

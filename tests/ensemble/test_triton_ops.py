@@ -270,6 +270,7 @@ def convolutional(filters=3):
 PRECISIONS = {"fp16": 2e-2, **({"fp32": 1e-3, "tf32": 2e-2} if ON_GPU else {})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "rtol"), PRECISIONS.items())
 def test_training_of_a_convolutional_network_agrees(precision, rtol):
     """Half precision rounds by 2⁻¹² in each of four steps."""
@@ -277,6 +278,7 @@ def test_training_of_a_convolutional_network_agrees(precision, rtol):
     assert_same_training(convolutional, (2, 4, 4), {"momentum": 0.9}, precision, rtol)
 
 
+@pytest.mark.slow
 def test_training_agrees_if_images_are_not_packed(monkeypatch):
     monkeypatch.setattr(TritonOps, "prepare_images", lambda self, images, weight, bias: images)
     torch.manual_seed(0)

@@ -259,6 +259,7 @@ def test_third_order_separates_c_and_d_with_b_in_between():
 # -- MNIST -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_unbiased_estimates_agree_on_mnist(real_data, capsys):
     """The MLP at η = 0.05, λ = 0.01: (b), (c) and (d) pairwise within 95 %.
 

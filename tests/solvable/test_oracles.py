@@ -85,6 +85,7 @@ def test_learning_rates_equal_the_rule_of_the_paper_at_every_epoch(momentum, dam
     assert len(set(ours)) >= 3  # lowered more than once
 
 
+@pytest.mark.slow
 def test_mlp_on_mnist_equilibrates_within_20_epochs(real_data):
     """At lr 0.1 and weight decay 0.01, |L/R − 1| falls below 0.01 and then stays below 0.02."""
     mnist = data.load("mnist", real_data)

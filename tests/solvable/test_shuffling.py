@@ -57,6 +57,7 @@ def test_limits_of_the_epoch_end_factor():
     assert epoch_end_factor(1.0, m).item() == pytest.approx(1, rel=1e-12, abs=0)
 
 
+@pytest.mark.slow
 def test_reshuffled_simulation_agrees_with_the_epoch_end_factor():
     """Six modes with Mηh from 0.01 to 10, within z = 4.5: false alarms for 4 of 10^5 seeds."""
     batches, replicas, epochs = 20, 5_000, 600

@@ -143,6 +143,7 @@ def test_training_loss_includes_the_l2_term(tmp_path, digits):
     assert row["train_loss"][0] == pytest.approx((entropy + 0.005 * norm).item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_killed_run_ends_with_the_same_bytes(tmp_path, digits):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for run in (INITIAL, SEQUENCE, ADAPTIVE):

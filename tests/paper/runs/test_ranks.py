@@ -19,6 +19,8 @@ from equilibrate.paper.runs.reproduce import reproduce
 from equilibrate.runlog import records
 from equilibrate.runlog.lock import lock
 
+pytestmark = pytest.mark.slow
+
 PANELS = ["2a", "B1a"]
 SHORT = {"epochs_scale": 0.02, "seeds": 4}
 PARTS = {"mlp-initial", "mlp-grid", "mlp-sequence.100-101", "mlp-sequence.102-103"}

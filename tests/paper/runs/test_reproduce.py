@@ -248,6 +248,7 @@ def test_damaged_checkpoint_is_named_on_the_terminal(copy):
     assert "mlp-initial.pt is damaged" in console.export_text()
 
 
+@pytest.mark.slow
 def test_figures_1a_and_4a_on_real_mnist(tmp_path, real_data):
     found = reproduce(
         ["1a", "4a"],
