@@ -30,6 +30,7 @@ LAYERS = [
     "forecast",
     "rules",
     "layers",
+    "decisions",
     "scheduler",
     "observation",
     "deterministic",

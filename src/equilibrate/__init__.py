@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from equilibrate.decisions import Decision
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
-from equilibrate.scheduler import Decision, FDRScheduler
+from equilibrate.scheduler import FDRScheduler
 
 if TYPE_CHECKING:
     from equilibrate import (

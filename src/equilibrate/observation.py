@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import distributed
 
+from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Threshold
-from equilibrate.scheduler import Decision, FDRScheduler, Judgement
+from equilibrate.scheduler import FDRScheduler
 
 
 @dataclass(frozen=True, slots=True)

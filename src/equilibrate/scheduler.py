@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
+from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
@@ -21,40 +22,6 @@ from equilibrate.rules import Rule, Threshold, check_factor, needs_of
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the scheduler did at one call of `step()`, and why."""
-
-    lowered: bool
-    """Whether the learning rate was lowered."""
-    reason: str
-    """Why, in one sentence with numbers."""
-    reading: Reading
-    """The reading that was judged, with the learning rate that was in use; the last one that was
-    judged if there were too few steps to judge another."""
-    lrs: tuple[float, ...]
-    """The learning rate of each parameter group from now on."""
-
-    @property
-    def lr(self) -> float:
-        """The learning rate from now on; nan if parameter groups have different ones."""
-        return self.lrs[0] if len(set(self.lrs)) == 1 else math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What came of asking the rule once."""
-
-    step: int
-    """Optimizer steps seen when it was asked, `monitor.step`."""
-    lowered: bool
-    """Whether the learning rate was lowered."""
-    reason: str
-    """Why, in one sentence with numbers."""
-    lrs: tuple[float, ...]
-    """The learning rate of each parameter group from then on."""
 
 
 class FDRScheduler(LRScheduler):
@@ -345,7 +312,7 @@ class FDRScheduler(LRScheduler):
         return Decision(True, verdict.reason, reading, tuple(lowered))
 
     def _complete(self, reading: Reading) -> Reading:
-        """Return a reading with what the rule needs beside it."""
+        """Return a reading together with what the rule needs besides it."""
         if self.forecaster is not None:
             reading = replace(reading, forecasts=self.forecaster.forecasts())
         if self._losses is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equilibrate.averages import HalfRunningBlocks
+from equilibrate.decisions import Decision
 from equilibrate.ensemble._ops import Ops, choose_ops
 from equilibrate.ensemble.checks import (
     PerReplica,
@@ -37,7 +38,6 @@ from equilibrate.ensemble.schedule import ReplicaSchedule
 from equilibrate.ensemble.updates import Algorithm, FlatTensors, make_update_rule, zeros
 from equilibrate.observables import inner
 from equilibrate.readings import Reading
-from equilibrate.scheduler import Decision
 
 
 class Ensemble:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from equilibrate.decisions import Decision
 from equilibrate.ensemble.checks import PerReplica, per_replica
 from equilibrate.readings import Reading
 from equilibrate.rules import Threshold, check_factor
-from equilibrate.scheduler import Decision
 
 
 class ReplicaSchedule:

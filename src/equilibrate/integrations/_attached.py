@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from equilibrate._engine.optimizer.names import NamedParameters
+from equilibrate.decisions import Decision
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations.scalars import named_numbers, of_optimizer
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observer
 from equilibrate.rules import Rule, needs_of
-from equilibrate.scheduler import Decision, FDRScheduler
+from equilibrate.scheduler import FDRScheduler
 
 
 class Settings(TypedDict, total=False):
@@ -74,7 +75,7 @@ class Plan:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the rule needs beside a reading."""
+        """What the rule needs besides a reading."""
         return needs_of(self.settings.get("rule"))
 
     def watch(self, optimizer: Optimizer, named_parameters: NamedParameters | None) -> Monitor:

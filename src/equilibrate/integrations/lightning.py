@@ -9,9 +9,10 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
+from equilibrate.decisions import Decision
 from equilibrate.integrations._attached import Attached, Plan, Settings, named
 from equilibrate.monitor import Monitor
-from equilibrate.scheduler import Decision, FDRScheduler
+from equilibrate.scheduler import FDRScheduler
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from equilibrate.decisions import Judgement
 from equilibrate.integrations.scalars import (
     INTERVAL_PREFIX,
     LAYERS_PREFIX,
@@ -18,7 +19,7 @@ from equilibrate.integrations.scalars import (
 )
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observer, is_first_process
-from equilibrate.scheduler import FDRScheduler, Judgement
+from equilibrate.scheduler import FDRScheduler
 
 _INTERVAL = tuple(f"{INTERVAL_PREFIX}/{name}" for name in ("residual", "low", "high"))
 _MOST_DECISIONS = 200

@@ -14,7 +14,7 @@ For any other optimizer d = (θ − θ′)/η needs a copy of θ.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
@@ -134,3 +134,19 @@ def learning_rate(group: Group) -> Scalar:
 def steps_as_sgd(kind: type[Optimizer]) -> bool:
     """Return whether a class of optimizers makes the steps of `torch.optim.SGD`."""
     return issubclass(kind, SGD) and inspect.unwrap(kind.step) is inspect.unwrap(SGD.step)
+
+
+def settings_to_tensor(updates: Sequence[Update | None]) -> Tensor:
+    """Return the settings that an interval depends on, in a shape that is always the same."""
+    rows = [(u.lr, u.momentum, u.dampening) if u else (0.0,) * 3 for u in updates]
+    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
+
+
+def settings_from_tensor(settings: Tensor) -> list[Update]:
+    """Return updates that continue an interval; what else they hold is known at the next step."""
+    return [
+        Update("buffer", lr, momentum, dampening, buffer=1.0)
+        if momentum
+        else Update("difference", lr)
+        for lr, momentum, dampening in settings.tolist()
+    ]

@@ -26,7 +26,14 @@ from equilibrate._engine.optimizer.buffers import MomentumBuffers
 from equilibrate._engine.optimizer.clock import Clock
 from equilibrate._engine.optimizer.edits import EditWatch
 from equilibrate._engine.optimizer.skips import on_device
-from equilibrate._engine.optimizer.updates import Group, Update, settings_getter, update_of
+from equilibrate._engine.optimizer.updates import (
+    Group,
+    Update,
+    settings_from_tensor,
+    settings_getter,
+    settings_to_tensor,
+    update_of,
+)
 from equilibrate._engine.relation.coefficients import over_an_interval, over_one_step
 from equilibrate._engine.relation.ring import Ring
 from equilibrate._engine.relation.rows import Entry
@@ -220,7 +227,7 @@ class Probe:
         return {
             **self.ring.state_dict(rows, begun),
             "open": self._open if is_open else -1,
-            "settings": _to_tensor([self._begun, self._update]),
+            "settings": settings_to_tensor([self._begun, self._update]),
             "edited": self._edits.every_step,
         }
 
@@ -231,7 +238,7 @@ class Probe:
         # The settings at the next step are compared with these: a scheduler may have changed them
         # before the state was saved, and the optimizer may not have been restored yet.
         self._key = _UNKNOWN
-        self._begun, self._update = _from_tensor(state["settings"])
+        self._begun, self._update = settings_from_tensor(state["settings"])
         self._edits.forget()
         self._edits.every_step = state["edited"]
         self._addresses = None
@@ -337,7 +344,7 @@ class Probe:
     def _write(self, update: Update, *, moved: bool = False) -> Tensor | None:
         """Write N, θ′·d and d² into the next row of the ring.
 
-        Before a step, when `moved` is false, only θ·b has a meaning beside N.
+        Before a step, when `moved` is false, only N and θ·b have a meaning.
 
         Returns:
             Which tensors the step has moved, 1 or 0 for each; None if it has moved all of them.
@@ -415,19 +422,3 @@ class Probe:
         if not (self._distributed and tensors):
             return tensors
         return [local_like(p, t) for p, t in zip(self.params, tensors, strict=True)]
-
-
-def _to_tensor(updates: Sequence[Update | None]) -> Tensor:
-    """Return the settings that an interval depends on, in a shape that is always the same."""
-    rows = [(u.lr, u.momentum, u.dampening) if u else (0.0,) * 3 for u in updates]
-    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
-
-
-def _from_tensor(settings: Tensor) -> list[Update]:
-    """Return updates that continue an interval; what else they hold is known at the next step."""
-    return [
-        Update("buffer", lr, momentum, dampening, buffer=1.0)
-        if momentum
-        else Update("difference", lr)
-        for lr, momentum, dampening in settings.tolist()
-    ]

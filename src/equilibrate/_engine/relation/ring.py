@@ -65,7 +65,7 @@ class Ring:
         return self._slots[len(self.entries) + 1]
 
     def send(self, values: Sequence[float]) -> Tensor:
-        """Return numbers as a tensor beside the measurements, without waiting for the device."""
+        """Return numbers as a tensor on the device of the measurements, which is not waited for."""
         return host_to(self._values, list(values))
 
     def note(self, entry: Entry) -> None:
