@@ -381,6 +381,7 @@ def test_a_restart_empties_the_window_and_changes_no_rate():
 
 @pytest.mark.parametrize("rule", [Threshold(), eq.rules.Stationary(), eq.rules.Gain()])
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # of torch 2.8 itself
 def test_torch_distributed_checkpoint_loads_into_a_scheduler_that_has_just_begun(rule, tmp_path):
     runs = [Balanced(rule=rule) for _ in range(2)]
     for _ in range(30):

@@ -105,6 +105,7 @@ def test_wrong_forecasters_are_named():
         eq.FDRScheduler(one, forecaster=eq.Forecaster(one))
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # of SequentialLR in torch 2.8
 def test_it_works_inside_torchs_own_schedulers():
     """They call step() without a loss, so that the rule waits; the loss can be given directly."""
     model, optimizer, scheduler = make()
