@@ -58,7 +58,7 @@ class Arm:
     package: str | None = None
     """A package that is needed beyond the library's own."""
     length: float = 2.0
-    """Budgets for which a reported run trains."""
+    """Budgets for which a reported run trains: until it ends, or its learning rate is zero."""
 
     def trials(self, task: Task) -> list[dict[str, Any]]:
         """Return the settings that are tried."""
@@ -72,9 +72,13 @@ class Arm:
             return [{"lr": lr} for lr in rates]
         return [{"lr": lr, **value} for lr in rates[1:3] for value in self.values]
 
-    def build(self, task: Task, setting: Options) -> Callable[[list[nn.Parameter]], Optimizer]:
+    def build(
+        self, task: Task, setting: Options, device: str
+    ) -> Callable[[list[nn.Parameter]], Optimizer]:
         """Return what builds the optimizer from the parameters."""
         settings = {"lr": setting["lr"], **task.settings}
+        if self.optimizer != "schedule-free" and device == "cuda":
+            settings["fused"] = True
         if self.optimizer == "task":
             return partial(task.optimizer, **settings)
         if self.optimizer == "amsgrad":
@@ -121,12 +125,13 @@ ARMS = {
         ({"at": (0.5, 0.75), "drop": 0.1}, {"at": (0.33, 0.67), "drop": 0.2}),
         needs_budget=True,
     ),
-    "cosine": Arm("cosine", _planned(controls.cosine_plan), needs_budget=True),
+    "cosine": Arm("cosine", _planned(controls.cosine_plan), needs_budget=True, length=1.0),
     "wsd": Arm(
         "warm-up, stable, decay",
         _planned(controls.cooldown_plan),
         ({"share": 0.2}, {"share": 0.5}),
         needs_budget=True,
+        length=1.0,
     ),
     "plateau": Arm(
         "ReduceLROnPlateau",
@@ -167,6 +172,7 @@ ARMS = {
         _gain_cooldown,
         ({"share": 0.2}, {"share": 0.5}),
         needs_budget=True,
+        length=1.0,
         rule=True,
         cost="forecaster",
     ),

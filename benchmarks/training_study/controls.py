@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -58,7 +57,7 @@ class Control:
         """Return what the learning rate of a step is multiplied with."""
         return 1.0
 
-    def check(self, step: int, loss: Tensor) -> None:
+    def check(self, step: int, loss: float) -> None:
         """Look at the training after a number of steps, given the mean loss since the last look."""
 
 
@@ -102,10 +101,10 @@ class Plateau(Control):
         super().__init__(optimizer)
         self._scheduler = ReduceLROnPlateau(optimizer, factor=drop, patience=patience)
 
-    def check(self, step: int, loss: Tensor) -> None:
+    def check(self, step: int, loss: float) -> None:
         """Hand the loss to the scheduler."""
         before = self.optimizer.param_groups[0]["lr"]
-        self._scheduler.step(loss.item())
+        self._scheduler.step(loss)
         if self.optimizer.param_groups[0]["lr"] < before:
             self.acted.append((step, "no lower loss"))
 
@@ -141,7 +140,7 @@ class Ruled(Control):
         """Return the plan's factor."""
         return 1.0 if self._plan is None else self._plan.factor(step)
 
-    def check(self, step: int, loss: Tensor) -> None:
+    def check(self, step: int, loss: float) -> None:
         """Let the scheduler decide."""
         self.scheduler.step(loss)
         if self.scheduler.last_decision.lowered:
@@ -155,7 +154,7 @@ class Sasa(Control):
         super().__init__(optimizer)
         self._drop, self._recorder = drop, sasa.Recorder(optimizer, steps)
 
-    def check(self, step: int, loss: Tensor) -> None:
+    def check(self, step: int, loss: float) -> None:
         """Divide the learning rate if the test says that the training is stationary."""
         samples = self._recorder.samples()
         first = not self.acted
@@ -214,7 +213,7 @@ class ForecastCooldown(Control):
             return 1.0
         return max(FLOOR, 1 - (step - self._start + 1) / (self._share * self._start))
 
-    def check(self, step: int, loss: Tensor) -> None:
+    def check(self, step: int, loss: float) -> None:
         """Read the forecast of the longest horizon, until the cooldown starts."""
         if self._start < math.inf:
             return

@@ -6,6 +6,7 @@ of the packed training set are for validation; of the held-out text the first ha
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,7 @@ def unpacked(path: Path) -> Path:
     return found
 
 
+@cache
 def load(name: str, path: Path | None) -> Data:
     """Return the examples of "mnist", "cifar10" or "text"; random ones without a file."""
     arrays = _random(name) if path is None else np.load(unpacked(path))

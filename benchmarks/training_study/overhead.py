@@ -60,7 +60,7 @@ def _block(
     task = TASKS[name]
     setting = ARMS[arm].trials(task)[0]
     examples = data.load(task.data, file)
-    loop = Loop(task, examples, 0, ARMS[arm].build(task, setting), device, tiny=tiny)
+    loop = Loop(task, examples, 0, ARMS[arm].build(task, setting, device), device, tiny=tiny)
     options = {key: value for key, value in setting.items() if key != "lr"}
     cadence = cadence.fitted(loop.epoch)
     context = Context(loop.optimizer, 10**6, 10**5, options, cadence)
@@ -73,11 +73,11 @@ def _block(
 
     def block() -> float:
         began = now()
-        total = torch.zeros((), device=device)
+        before = loop.total.item()
         for _ in range(cadence.check):
             control.factor(loop.step)
-            total += loop.train()
-        control.check(loop.step, total / cadence.check)
+            loop.train()
+        control.check(loop.step, (loop.total.item() - before) / cadence.check)
         return (now() - began) / cadence.check
 
     return block

@@ -4,6 +4,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ class Record:
         return TASKS[self.task].is_text
 
     def at(self, budgets: float) -> float | None:
-        """Return the metric after a number of budgets; None if the run is shorter."""
-        step = round(budgets * self.budget)
+        """Return the metric after a number of budgets; None if it was not evaluated there.
+
+        A run that ended before has a learning rate of zero and does not change any more.
+        """
+        step = min(round(budgets * self.budget), self.steps[-1])
         return self.metrics[self.steps.index(step)] if step in self.steps else None
 
 
@@ -111,4 +115,10 @@ def _raw(out: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(out.glob("*.jsonl")):
         yield from map(json.loads, path.read_text().splitlines())
     for path in _files(out):
-        yield json.loads(path.read_text())
+        yield _run(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _run(path: Path, _written: int) -> dict[str, Any]:
+    """Return the record of a run. It is read once: a study looks at all of them after each run."""
+    return json.loads(path.read_text())

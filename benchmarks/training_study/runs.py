@@ -82,7 +82,7 @@ def run(
     device = prepare(device)
     task, arm = TASKS[job.task], ARMS[job.arm]
     examples = data.load(task.data, file)
-    loop = Loop(task, examples, job.seed, arm.build(task, job.setting), device, tiny=tiny)
+    loop = Loop(task, examples, job.seed, arm.build(task, job.setting, device), device, tiny=tiny)
     options = {key: value for key, value in job.setting.items() if key != "lr"}
     cadence = job.cadence.fitted(loop.epoch)
     control = arm.make(Context(loop.optimizer, job.budget, job.steps, options, cadence))
@@ -90,8 +90,7 @@ def run(
     warm_up = 0 if loop.schedule_free else task.warm_up  # it has its own
     group = loop.optimizer.param_groups[0]
     curve: list[list[float]] = []
-    checked = torch.zeros((), device=device)
-    evaluated = torch.zeros((), device=device)
+    checked = evaluated = 0.0  # sums of losses at the last check and evaluation
     training, started, diverged = 0.0, _now(device), False
     while loop.step < job.steps:
         scheduled = group["lr"]
@@ -100,22 +99,22 @@ def run(
         if step < warm_up:
             lr *= (step + 1) / warm_up
         group["lr"] = lr
-        loss = loop.train()
+        loop.train()
         group["lr"] = scheduled
-        checked += loss
-        evaluated += loss
         if loop.step % cadence.check == 0:
-            mean = checked / cadence.check
-            if not math.isfinite(mean.item()):
+            total = loop.total.item()
+            if not math.isfinite(total):
                 diverged = True
                 break
-            control.check(loop.step, mean)
-            checked = torch.zeros_like(checked)
+            control.check(loop.step, (total - checked) / cadence.check)
+            checked = total
         if loop.step % job.interval == 0:
             training += _now(device) - started
             metric, test_loss = loop.metric(split)
-            curve.append([loop.step, metric, test_loss, evaluated.item() / job.interval, lr])
-            evaluated = torch.zeros_like(evaluated)
+            total = loop.total.item()
+            mean = (total - evaluated) / job.interval
+            curve.append([loop.step, metric, test_loss, mean, lr])
+            evaluated = total
             started = _now(device)
     if diverged:
         for step in range(len(curve) + 1, job.steps // job.interval + 1):

@@ -1,7 +1,8 @@
 """What is trained: a model, its data, optimizer and batches, and a loop that steps and evaluates.
 
 All examples are on the device. Batches and augmentation depend on the seed alone, so that runs with
-the same seed see the same batches whatever sets their learning rate.
+the same seed see the same batches whatever sets their learning rate. On a GPU the gradients of a
+step are one CUDA graph: launching the kernels of these small models takes longer than running them.
 """
 
 import math
@@ -164,6 +165,8 @@ class Loop:
         self.optimizer = optimizer(list(self.model.parameters()))
         self.schedule_free = hasattr(self.optimizer, "train")
         self.step = 0
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        """Sum of the losses of all batches."""
         self._mean, self._scale = data.mean, data.scale
         self._train = data.train.to(device)
         if task.augment:
@@ -172,19 +175,26 @@ class Loop:
         self.batch_size = min(task.batch_size, 8) if tiny else task.batch_size
         self.epoch = self._count // self.batch_size
         """Steps of an epoch."""
-        self._random = torch.Generator(device).manual_seed(seed)
-        self._order = torch.empty(0, dtype=torch.long)
+        self._order = torch.arange(self._count, device=device)
+        self._draws = torch.zeros(3, self._count if task.augment else 0, 1, device=device)
+        self._place = torch.zeros((), dtype=torch.long, device=device)
+        self._slots = torch.arange(self.batch_size, device=device)
         self._sides = torch.arange(32, device=device)
         self._set_training(True)
+        self._graph = self._capture() if device == "cuda" else None
 
-    def train(self) -> Tensor:
-        """Make one step with the optimizer's learning rate; return the loss of its batch."""
-        loss = self._loss(*self._batch(self._next()))
-        self.optimizer.zero_grad()
-        loss.backward()
+    def train(self) -> None:
+        """Make one step with the optimizer's learning rate."""
+        epoch, place = divmod(self.step, self.epoch)
+        if place == 0:
+            self._shuffle(epoch)
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.optimizer.zero_grad()
+            self._backward()
         self.optimizer.step()
         self.step += 1
-        return loss.detach()
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> tuple[float, float]:
@@ -236,22 +246,49 @@ class Loop:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
-    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(inputs).flatten(0, -2), targets.flatten())
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Return the graph that computes the gradients of a step, into memory of its own."""
+        buffers = [b.clone() for b in self.model.buffers()]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # chooses algorithms and allocates what libraries need
+                self.optimizer.zero_grad()
+                self._backward()
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimizer.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._backward()
+        self.total.zero_()
+        self._place.zero_()
+        for b, saved in zip(self.model.buffers(), buffers, strict=True):
+            b.copy_(saved)
+        return graph
 
-    def _next(self) -> Tensor:
-        """Return the examples of the next batch; an epoch is a permutation, as with `shuffle`."""
-        epoch, place = divmod(self.step, self.epoch)
-        if place == 0:
-            generator = torch.Generator().manual_seed(7_919 * self.seed + epoch)
-            self._order = torch.randperm(self._count, generator=generator).to(self.device)
-        return self._order[place * self.batch_size :][: self.batch_size]
+    def _backward(self) -> None:
+        """Compute the gradients of the next batch of the epoch."""
+        at = self.batch_size * self._place + self._slots
+        inputs, targets = self._batch(at)
+        loss = F.cross_entropy(self.model(inputs).flatten(0, -2), targets.flatten())
+        loss.backward()
+        self.total += loss.detach()
+        self._place += 1
 
-    def _batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _shuffle(self, epoch: int) -> None:
+        """Draw the order and the augmentation of an epoch, which is a permutation of the data."""
+        generator = torch.Generator().manual_seed(7_919 * self.seed + epoch)
+        self._order.copy_(torch.randperm(self._count, generator=generator))
+        self._draws.copy_(torch.rand(self._draws.shape, generator=generator))
+        self._place.zero_()
+
+    def _batch(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the examples at some places of the epoch."""
+        chosen = self._order[at]
         if not self.task.augment:
             return self._examples(self._train, chosen)
         # One gather: a window of each padded image, its columns in reverse order if mirrored.
-        draws = torch.rand(3, len(chosen), 1, generator=self._random, device=self.device)
+        draws = self._draws[:, at]
         down, right = (9 * draws[:2]).long()
         rows = down + self._sides
         columns = right + torch.where(draws[2] < 0.5, self._sides, 31 - self._sides)

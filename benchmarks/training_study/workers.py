@@ -1,17 +1,21 @@
-"""Run jobs as processes, some at a time, until a deadline; each process makes one run.
+"""Run jobs in processes, some at a time, until a deadline.
 
 A run leaves a record or nothing, so killing one process, or all of them, loses unfinished runs only
-and the next call makes them again. Processes are forked from a server that has imported torch and
-has not touched the GPU, which saves seconds for each run.
+and the next call makes them again. A process makes one run after another, which saves the seconds
+that a GPU takes to start; one that dies is replaced. Processes are forked from a server that has
+imported torch and has not touched the GPU.
 """
 
+import gc
 import multiprocessing
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 GRACE = 20.0
@@ -20,7 +24,7 @@ GRACE = 20.0
 
 @dataclass(frozen=True)
 class Work:
-    """A function to call in a process of its own."""
+    """A function to call in another process."""
 
     name: str
     function: Callable[..., Any]
@@ -38,6 +42,52 @@ class Outcome:
     """Ended with an error, were killed, or were ended after the deadline."""
     seconds: float
     """Time that the call took."""
+
+
+class _Worker:
+    """A process that does what it is sent, one thing at a time."""
+
+    def __init__(self, context: ForkServerContext) -> None:
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()  # so that the end of the process ends the pipe
+        self.name: str | None = None
+        """Name of what it does; None if it waits."""
+
+    def start(self, work: Work) -> None:
+        self.name = work.name
+        self._pipe.send((work.function, work.arguments))
+
+    def succeeded(self) -> bool | None:
+        """Return whether the work succeeded; None if it is not done."""
+        if not self._pipe.poll():
+            return None
+        try:
+            return self._pipe.recv()
+        except (EOFError, ConnectionResetError):  # it died
+            return False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    while True:
+        function, arguments = pipe.recv()
+        try:
+            function(*arguments)
+        except Exception:  # noqa: BLE001  # any error of a run is reported, and the next one made
+            traceback.print_exc()
+            pipe.send(False)
+        else:
+            pipe.send(True)
+        gc.collect()  # a run's memory on the GPU, before the next one
 
 
 def work_off(
@@ -63,41 +113,47 @@ def work_off(
     context.set_forkserver_preload(list(preload))
     began = ticked = time.monotonic()
     end = began + seconds
-    running: dict[str, BaseProcess] = {}
+    idle: list[_Worker] = []
+    busy: list[_Worker] = []
     finished: list[str] = []
     failed: list[str] = []
     tried: set[str] = set()
-    waiting = [work for work in remaining() if work.name not in tried]
-    while True:
-        ended = [name for name, process in running.items() if not process.is_alive()]
-        for name in ended:
-            process = running.pop(name)
-            process.join()
-            (failed if process.exitcode else finished).append(name)
-        if ended:
-            waiting = [work for work in remaining() if work.name not in tried]
-        now = time.monotonic()
-        for work in waiting:
-            if len(running) >= workers:
+    waiting = list(remaining())
+    try:
+        while True:
+            ended = {w: done for w in busy if (done := w.succeeded()) is not None}
+            for worker, succeeded in ended.items():
+                busy.remove(worker)
+                (finished if succeeded else failed).append(str(worker.name))
+                if worker.alive:
+                    idle.append(worker)
+            if ended:
+                waiting = [work for work in remaining() if work.name not in tried]
+            now = time.monotonic()
+            for work in waiting:
+                if len(busy) >= workers:
+                    break
+                if work.name not in tried and now + work.seconds <= end:
+                    tried.add(work.name)
+                    worker = idle.pop() if idle else _Worker(context)
+                    worker.start(work)
+                    busy.append(worker)
+            if not busy:
                 break
-            if work.name not in tried and now + work.seconds <= end:
-                tried.add(work.name)
-                process = context.Process(target=work.function, args=work.arguments, daemon=True)
-                process.start()
-                running[work.name] = process
-        if not running:
-            break
-        if now > end + GRACE:
-            for process in running.values():
-                process.kill()
-        if now > ticked + 60:
-            ticked = now
-            print(
-                f"{(now - began) / 60:.1f} min: {len(finished)} done, {len(running)} running, "
-                f"{len(failed)} failed",
-                flush=True,
-            )
-            tick()
-        time.sleep(0.05)
+            if now > end + GRACE:
+                for worker in busy:
+                    worker.kill()
+            if now > ticked + 60:
+                ticked = now
+                print(
+                    f"{(now - began) / 60:.1f} min: {len(finished)} done, {len(busy)} running, "
+                    f"{len(failed)} failed",
+                    flush=True,
+                )
+                tick()
+            time.sleep(0.02)
+    finally:
+        for worker in busy + idle:
+            worker.kill()
     tick()
     return Outcome(tuple(finished), tuple(failed), time.monotonic() - began)

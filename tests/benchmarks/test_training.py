@@ -58,10 +58,12 @@ def test_crops_and_mirror_images_are_windows_of_the_image(study):
     task = tasks.TASKS["resnet"]
     examples = data.load("cifar10", None)
     loop = tasks.Loop(task, examples, 0, partial(torch.optim.SGD, lr=0.1), tiny=True)
+    loop._shuffle(0)
+    chosen = loop._order[:8]
     inputs, labels = loop._batch(torch.arange(8))
-    assert torch.equal(labels, examples.train.labels[:8])
+    assert torch.equal(labels, examples.train.labels[chosen])
     padded = torch.nn.functional.pad(
-        examples.train.inputs[:8], (4, 4, 4, 4), value=round(examples.mean)
+        examples.train.inputs[chosen], (4, 4, 4, 4), value=round(examples.mean)
     )
     padded = (padded.float() - examples.mean) / examples.scale
     places = []
@@ -79,6 +81,43 @@ def test_crops_and_mirror_images_are_windows_of_the_image(study):
         places += found
         assert len(found) == 1
     assert len(set(places)) > 4
+
+
+def test_an_epoch_sees_each_example_at_most_once(study):
+    tasks, data = study("tasks"), study("data")
+    examples = data.load("mnist", None)
+    loop = tasks.Loop(
+        tasks.TASKS["mlp"], examples, 0, partial(torch.optim.SGD, lr=0.1), tiny=True
+    )
+    epochs = []
+    for _ in range(2):
+        seen = []
+        for _ in range(loop.epoch):
+            loop.train()
+            seen += loop._order[loop.batch_size * (loop._place - 1) :][: loop.batch_size].tolist()
+        assert len(seen) == len(set(seen)) == loop.epoch * loop.batch_size
+        epochs.append(seen)
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", ["mlp", "cnn", "resnet", "transformer"])
+def test_steps_of_a_graph_are_those_without_one(study, task):
+    tasks, data, runs = study("tasks"), study("data"), study("runs")
+    chosen = tasks.TASKS[task]
+    runs.prepare("cuda")
+    found = []
+    for graphed in (True, False):
+        optimizer = partial(chosen.optimizer, lr=chosen.rates[0], fused=True, **chosen.settings)
+        examples = data.load(chosen.data, None)
+        loop = tasks.Loop(chosen, examples, 0, optimizer, "cuda", tiny=True)
+        if not graphed:
+            loop._graph = None
+        for _ in range(2 * loop.epoch if task == "mlp" else 20):
+            loop.train()
+        found.append([loop.total, *loop.model.parameters(), *loop.model.buffers()])
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
 
 
 def test_validation_and_test_examples_are_not_trained_on(study):
