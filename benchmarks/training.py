@@ -1,8 +1,8 @@
 """Does lowering the learning rate at equilibrium pay in the training people do?
 
 Four tasks, seventeen arms, four trials of settings for each, five seeds for what is reported;
-`training_study/page.md` says what is compared and how. All runs are processes of their own, and a
-call continues where the last one stopped:
+`training_study/page.md` says what is compared and how. Runs are made side by side in processes, and
+a call continues where the last one stopped:
 
     python benchmarks/pack_data.py SOURCE data/training.xz --study        # once
     python benchmarks/training.py --data data/training.xz --plan --fit 24 # measure, set budgets
@@ -74,17 +74,22 @@ def perform(options: argparse.Namespace) -> int:
     study.save(chosen, options.out)
     if options.data is not None:
         data.unpacked(options.data)  # once, before many processes want it
+    place = runs.Place(options.out, options.data, tiny=options.tiny)
     assumed = plan.assumed()
 
     def remaining() -> list[workers.Work]:
         speeds = plan.observed(assumed, records.read(options.out))
-        return [
-            workers.Work(
-                job.name, runs.execute, (job, options.data, options.out, None, options.tiny),
-                speeds[job.task].run(job),
-            )
-            for job in chosen.remaining(options.out)
-        ]  # fmt: skip
+        forked = place.forked()
+        works = []
+        for jobs in chosen.remaining(place):
+            first = jobs[0]
+            seconds = max(speeds[job.task].run(job, forked.get(job.name, 0)) for job in jobs)
+            if first.shared is None or first.name in forked:
+                works.append(workers.Work(first.name, runs.execute, (first, place), seconds))
+            else:
+                name = "shared_" + "_".join(map(str, first.shared))
+                works.append(workers.Work(name, runs.execute_shared, (jobs, place), seconds))
+        return works
 
     def tick() -> None:
         if options.pack:
@@ -112,9 +117,8 @@ def show_plan(options: argparse.Namespace) -> None:
         began = time.monotonic()
         if options.data is not None:
             data.unpacked(options.data)
-        speeds |= plan.measure(
-            chosen.budgets, options.data, options.workers, options.plan_steps, tiny=options.tiny
-        )
+        place = runs.Place(options.out, options.data, tiny=options.tiny)
+        speeds |= plan.measure(chosen.budgets, place, options.workers, options.plan_steps)
         print(f"measured in {time.monotonic() - began:.0f} s with {options.workers} workers")
     if options.fit:
         if study.open_study(options.out) is not None:

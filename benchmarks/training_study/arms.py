@@ -57,6 +57,8 @@ class Arm:
     """Arms with equal words cost the same in a step."""
     package: str | None = None
     """A package that is needed beyond the library's own."""
+    alone: bool = False
+    """Whether it differs from a constant learning rate from the first step on."""
     length: float = 2.0
     """Budgets for which a reported run trains: until it ends, or its learning rate is zero."""
 
@@ -125,7 +127,9 @@ ARMS = {
         ({"at": (0.5, 0.75), "drop": 0.1}, {"at": (0.33, 0.67), "drop": 0.2}),
         needs_budget=True,
     ),
-    "cosine": Arm("cosine", _planned(controls.cosine_plan), needs_budget=True, length=1.0),
+    "cosine": Arm(
+        "cosine", _planned(controls.cosine_plan), needs_budget=True, alone=True, length=1.0
+    ),
     "wsd": Arm(
         "warm-up, stable, decay",
         _planned(controls.cooldown_plan),
@@ -194,14 +198,22 @@ ARMS = {
         "schedule-free",
         lambda c: Control(c.optimizer),
         optimizer="schedule-free",
+        alone=True,
         cost="schedule-free",
         package="schedulefree",
     ),
-    "amsgrad": Arm("AMSGrad", lambda c: Control(c.optimizer), optimizer="amsgrad", cost="AMSGrad"),
+    "amsgrad": Arm(
+        "AMSGrad",
+        lambda c: Control(c.optimizer),
+        optimizer="amsgrad",
+        alone=True,
+        cost="AMSGrad",
+    ),
     "cosine-half": Arm(
         "cosine for half the budget",
         _planned(controls.cosine_plan, 0.5),
         needs_budget=True,
+        alone=True,
         length=0.5,
         as_tuned="cosine",
     ),
@@ -209,6 +221,7 @@ ARMS = {
         "cosine for twice the budget",
         _planned(controls.cosine_plan, 2.0),
         needs_budget=True,
+        alone=True,
         as_tuned="cosine",
     ),
 }

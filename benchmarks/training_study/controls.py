@@ -7,6 +7,7 @@ which plans change, times the task's warm-up.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -60,6 +61,17 @@ class Control:
     def check(self, step: int, loss: float) -> None:
         """Look at the training after a number of steps, given the mean loss since the last look."""
 
+    def detach(self) -> None:
+        """Stop looking at the training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the control is continued from."""
+        return {"acted": [list(row) for row in self.acted]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with a state, after that of the optimizer has been loaded."""
+        self.acted = [(step, reason) for step, reason in state["acted"]]
+
 
 class Planned(Control):
     """Multiplies the learning rate by a function of the step. After the plan its last value stays.
@@ -108,6 +120,15 @@ class Plateau(Control):
         if self.optimizer.param_groups[0]["lr"] < before:
             self.acted.append((step, "no lower loss"))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the scheduler's."""
+        return super().state_dict() | {"scheduler": self._scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with a state."""
+        super().load_state_dict(state)
+        self._scheduler.load_state_dict(state["scheduler"])
+
 
 class Ruled(Control):
     """`FDRScheduler` with one of our rules, and a plan on top of it if there is one."""
@@ -146,6 +167,19 @@ class Ruled(Control):
         if self.scheduler.last_decision.lowered:
             self.acted.append((step, self.scheduler.last_decision.reason))
 
+    def detach(self) -> None:
+        """Detach the scheduler with its monitor."""
+        self.scheduler.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the scheduler's."""
+        return super().state_dict() | {"scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with a state."""
+        super().load_state_dict(state)
+        self.scheduler.load_state_dict(state["scheduler"])
+
 
 class Sasa(Control):
     """SASA+, tested at every check."""
@@ -153,6 +187,14 @@ class Sasa(Control):
     def __init__(self, optimizer: Optimizer, drop: float, steps: int) -> None:
         super().__init__(optimizer)
         self._drop, self._recorder = drop, sasa.Recorder(optimizer, steps)
+        self._stop_momentum = False
+
+    def factor(self, step: int) -> float:
+        """Stop the momentum after a drop, before the first step that the drop changes."""
+        if self._stop_momentum:
+            sasa.zero_momentum(self.optimizer)
+            self._stop_momentum = False
+        return 1.0
 
     def check(self, step: int, loss: float) -> None:
         """Divide the learning rate if the test says that the training is stationary."""
@@ -162,9 +204,24 @@ class Sasa(Control):
             return
         for group in self.optimizer.param_groups:
             group["lr"] *= self._drop
-        sasa.zero_momentum(self.optimizer)
+        self._stop_momentum = True
         self._recorder.reset()
         self.acted.append((step, f"{len(samples)} samples agree with zero"))
+
+    def detach(self) -> None:
+        """Stop recording."""
+        self._recorder.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the samples."""
+        own = {"recorder": self._recorder.state_dict(), "stop_momentum": self._stop_momentum}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with a state."""
+        super().load_state_dict(state)
+        self._recorder.load_state_dict(state["recorder"])
+        self._stop_momentum = state["stop_momentum"]
 
 
 class Peak:
@@ -221,4 +278,62 @@ class ForecastCooldown(Control):
         if forecast.undefined is None and self._peak.add(forecast.gain.value):
             self._start = step
             self.acted.append((step, f"the forecast stopped growing at {forecast.gain}"))
-            self._forecaster.detach()
+            self.detach()
+
+    def detach(self) -> None:
+        """Detach the forecaster."""
+        self._forecaster.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state once the cooldown has started; before, it cannot be saved."""
+        return super().state_dict() | {"start": self._start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the cooldown."""
+        super().load_state_dict(state)
+        self._start = state["start"]
+        self.detach()
+
+
+class Trunk(Control):
+    """Keeps the learning rate constant, and tells which other controls would change it.
+
+    All of them look at one training, until the first step that one of them would make with another
+    learning rate. From there on that one needs a training of its own.
+
+    Args:
+        optimizer: The optimizer.
+        controls: The other controls, of the same optimizer, by name.
+        leave: Called before that step, with the learning rate of the control set.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, controls: dict[str, Control], leave: Callable[[str], None]
+    ) -> None:
+        super().__init__(optimizer)
+        self._controls, self._leave = controls, leave
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        self._lowered: dict[str, list[float]] = {}
+
+    def factor(self, step: int) -> float:
+        """Let those leave whose learning rate of this step differs."""
+        for name, control in list(self._controls.items()):
+            rates = self._lowered.pop(name, None)
+            if rates is not None or control.factor(step) != 1:
+                self._set(rates or self._rates)
+                self._leave(name)
+                self._set(self._rates)
+        return 1.0
+
+    def check(self, step: int, loss: float) -> None:
+        """Let all others look."""
+        for name, control in self._controls.items():
+            control.check(step, loss)
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            if rates != self._rates:
+                self._lowered[name] = rates
+                self._set(self._rates)
+
+    def _set(self, rates: Sequence[float]) -> None:
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr

@@ -13,7 +13,7 @@ from training_study import data
 from training_study.arms import ARMS, Context
 from training_study.controls import Cadence
 from training_study.runs import prepare, write
-from training_study.tasks import TASKS, Loop
+from training_study.tasks import TASKS, Loop, Network
 
 
 def measure(
@@ -59,10 +59,10 @@ def _block(
     """Return a function that trains for one check interval and returns the time of a step."""
     task = TASKS[name]
     setting = ARMS[arm].trials(task)[0]
-    examples = data.load(task.data, file)
-    loop = Loop(task, examples, 0, ARMS[arm].build(task, setting, device), device, tiny=tiny)
+    network = Network(task, data.load(task.data, file), device, tiny=tiny)
+    loop = Loop(network, 0, ARMS[arm].build(task, setting, device))
     options = {key: value for key, value in setting.items() if key != "lr"}
-    cadence = cadence.fitted(loop.epoch)
+    cadence = cadence.fitted(network.epoch)
     context = Context(loop.optimizer, 10**6, 10**5, options, cadence)
     control = ARMS[arm].make(context)
 
@@ -73,11 +73,11 @@ def _block(
 
     def block() -> float:
         began = now()
-        before = loop.total.item()
+        before = network.total.item()
         for _ in range(cadence.check):
             control.factor(loop.step)
             loop.train()
-        control.check(loop.step, (loop.total.item() - before) / cadence.check)
+        control.check(loop.step, (network.total.item() - before) / cadence.check)
         return (now() - began) / cadence.check
 
     return block

@@ -1,4 +1,8 @@
-"""How long a study takes, from the time of a step, and budgets that fit into a given time."""
+"""How long a study takes, from the time of a step, and budgets that fit into a given time.
+
+Times are upper bounds, since runs share what they have in common, and how much that is depends on
+when rules act.
+"""
 
 import json
 import math
@@ -11,7 +15,7 @@ from pathlib import Path
 
 from training_study.arms import ARMS
 from training_study.records import Record
-from training_study.runs import Job, run, write
+from training_study.runs import Job, Place, Training, write
 from training_study.study import EVALUATIONS, Study
 from training_study.tasks import TASKS
 from training_study.workers import Work, work_off
@@ -30,10 +34,11 @@ class Speed:
     """Starting the process, reading the data, the first steps."""
     evaluation: float = 0.05
 
-    def run(self, job: Job) -> float:
-        """Return the time of a run."""
-        evaluations = job.steps // job.interval
-        return self.start + OVERHEAD * job.steps * self.step + evaluations * self.evaluation
+    def run(self, job: Job, done: int = 0) -> float:
+        """Return the time of a run, of which some steps have been made."""
+        left = job.steps - done
+        evaluations = left // job.interval
+        return self.start + OVERHEAD * left * self.step + evaluations * self.evaluation
 
 
 def assumed() -> dict[str, Speed]:
@@ -45,6 +50,8 @@ def observed(speeds: Mapping[str, Speed], records: Iterable[Record]) -> dict[str
     """Return speeds that are corrected by what finished runs took."""
     factors: dict[str, list[float]] = {}
     for record in records:
+        if record.shared:  # its time is not that of its own steps
+            continue
         job = _job(record)
         factors.setdefault(record.task, []).append(record.seconds / speeds[record.task].run(job))
     return {
@@ -55,17 +62,14 @@ def observed(speeds: Mapping[str, Speed], records: Iterable[Record]) -> dict[str
     }
 
 
-def measure(
-    tasks: Iterable[str], file: Path | None, workers: int, steps: int, *, tiny: bool = False
-) -> dict[str, Speed]:
+def measure(tasks: Iterable[str], place: Place, workers: int, steps: int) -> dict[str, Speed]:
     """Return speeds with as many runs of the same task at a time as there are workers."""
     speeds = {}
     for task in tasks:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder)
             works = [
-                Work(str(i), _time, (task, file, steps, out / f"{i}.json", tiny))
-                for i in range(workers)
+                Work(str(i), _time, (task, place, steps, out / f"{i}.json")) for i in range(workers)
             ]
             work_off(lambda works=works: works, workers, 120)
             found = [json.loads(path.read_text()) for path in out.glob("*.json")]
@@ -75,21 +79,21 @@ def measure(
     return speeds
 
 
-def _time(task: str, file: Path | None, steps: int, out: Path, tiny: bool) -> None:
-    """Write the times of a step, a start and an evaluation, from a short and a longer run."""
-
-    def job(count: int, interval: int) -> Job:
-        setting = {"lr": TASKS[task].rates[0]}
-        return Job("final", task, "constant", 0, setting, count, count, interval)
-
+def _time(task: str, place: Place, steps: int, out: Path) -> None:
+    """Write the times of a step, a start and an evaluation."""
+    job = Job("final", task, "constant", 0, {"lr": TASKS[task].rates[0]}, 30, steps, steps)
     began = time.perf_counter()
-    run(job(10, 10), file, tiny=tiny)  # the first call loads and compiles
-    start = time.perf_counter() - began
-    plain = run(job(steps, steps), file, tiny=tiny)
-    more = run(job(steps, steps // 5), file, tiny=tiny)
-    step = min(plain["training_seconds"], more["training_seconds"]) / steps
-    evaluation = max(0.0, more["seconds"] - more["training_seconds"]) / 6
-    write(out, [step, start, evaluation])  # pyright: ignore[reportArgumentType]
+    training = Training(job, place)
+    control = training.control(job)
+    training.run(control, 10)  # the first steps load and compile
+    started = time.perf_counter()
+    training.run(control, steps - 1)
+    stepped = time.perf_counter()
+    training.run(control, steps)
+    training.evaluate(0.0)
+    step = (stepped - started) / (steps - 11)
+    evaluation = (time.perf_counter() - stepped) / 2
+    write(out, [step, started - began, evaluation])  # pyright: ignore[reportArgumentType]
 
 
 def estimate(jobs: Iterable[Job], speeds: Mapping[str, Speed], workers: int) -> float:

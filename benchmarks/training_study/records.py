@@ -33,8 +33,10 @@ class Record:
     acted: tuple[tuple[int, str], ...]
     """Steps after which a rule acted, and why."""
     diverged: bool
-    training_seconds: float
+    shared: int
+    """Steps that were made together with other runs."""
     seconds: float
+    """Time of its own steps, or of all if they were shared to the end."""
     where: dict[str, Any]
     raw: dict[str, Any]
 
@@ -62,7 +64,7 @@ def parse(raw: dict[str, Any]) -> Record:
     """Return a record from JSON."""
     steps, metrics, losses, training, rates = zip(*raw["curve"], strict=True)
     kept = ("stage", "task", "arm", "seed", "trial", "setting", "budget", "diverged")
-    more = ("training_seconds", "seconds", "where")
+    more = ("shared", "seconds", "where")
     return Record(
         **{key: raw[key] for key in kept + more},
         steps=steps,

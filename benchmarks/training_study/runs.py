@@ -1,10 +1,16 @@
-"""One run: a task, an arm and a seed become one record, written at the end of the run."""
+"""Runs: a task, an arm and a seed become one record, written at the end of the run.
+
+Arms that keep the learning rate constant for a while have the same training until then, for equal
+seeds and learning rates. `execute_shared` makes this part once for all of them.
+"""
 
 import json
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +19,8 @@ import torch
 from equilibrate.runlog.provenance import environment
 from training_study import data
 from training_study.arms import ARMS, Context
-from training_study.controls import DEFAULT, Cadence
-from training_study.tasks import TASKS, Loop
+from training_study.controls import DEFAULT, Cadence, Control, Trunk
+from training_study.tasks import TASKS, Loop, Network
 
 
 @dataclass(frozen=True)
@@ -43,23 +49,195 @@ class Job:
         trial = f"-{self.trial}" if self.stage == "tuning" else ""
         return f"{self.stage}_{self.task}_{self.arm}_{self.seed}{trial}"
 
+    @property
+    def shared(self) -> tuple[str, str, int, float] | None:
+        """What runs that begin alike have in common; None if the run is alone."""
+        if ARMS[self.arm].alone:
+            return None
+        return self.stage, self.task, self.seed, self.setting["lr"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and with what runs are made."""
+
+    out: Path
+    """Folder of the records."""
+    file: Path | None = None
+    """The data; None for random ones."""
+    device: str | None = None
+    """The GPU if there is one, by default."""
+    tiny: bool = False
+    """Whether models and batches are tiny."""
+
+    @property
+    def forks(self) -> Path:
+        """Folder of the states from which runs that began with others are continued."""
+        return self.out / "forks"
+
+    def forked(self) -> dict[str, int]:
+        """Return the runs that can be continued from a fork, and the steps they have made."""
+        found = (path.stem.rsplit("@", 1) for path in self.forks.glob("*@*.pt"))
+        return {name: int(step) for name, step in found}
+
 
 def chance(task: str) -> float:
     """Return the metric of guessing, which a diverged run is charged with."""
     return math.log(256) if TASKS[task].is_text else 0.1
 
 
-def execute(
-    job: Job, file: Path | None, out: Path, device: str | None = None, tiny: bool = False
-) -> None:
-    """Make a run and write its record, in one piece, to `out`."""
-    write(out / f"{job.name}.json", run(job, file, device, tiny=tiny))
+def execute(job: Job, place: Place) -> None:
+    """Make a run, or continue it from a fork, and write its record, in one piece."""
+    training = Training(job, place)
+    control = training.control(job)
+    step = place.forked().get(job.name)
+    fork = None if step is None else place.forks / f"{job.name}@{step}.pt"
+    if fork is not None:
+        training.load(fork, control)
+    training.run(control, job.steps)
+    write(place.out / f"{job.name}.json", training.record(job, control, shared=step or 0))
+    if fork is not None:
+        fork.unlink()
+
+
+def execute_shared(jobs: Sequence[Job], place: Place) -> None:
+    """Make runs as far as they are the same, and write a record or a fork for each of them.
+
+    Args:
+        jobs: Runs with equal `shared`.
+        place: Where to.
+    """
+    training = Training(jobs[0], place)
+    controls = {job.name: training.control(job) for job in jobs}
+    by_name = {job.name: job for job in jobs}
+
+    def leave(name: str) -> None:
+        training.save(place.forks / f"{name}@{training.loop.step}.pt", controls[name])
+        controls.pop(name).detach()
+
+    trunk = Trunk(training.loop.optimizer, controls, leave)
+    for steps in sorted({job.steps for job in jobs}):
+        training.run(trunk, steps, unless=lambda: not controls)
+        for name in [name for name in controls if by_name[name].steps == steps]:
+            control = controls.pop(name)
+            record = training.record(by_name[name], control, shared=training.loop.step)
+            write(place.out / f"{name}.json", record)
+            control.detach()
+
+
+class Training:
+    """A training with its evaluations so far.
+
+    Args:
+        job: The run. Of its arm only the optimizer is used.
+        place: Where and with what to make it.
+    """
+
+    def __init__(self, job: Job, place: Place) -> None:
+        self._began = time.perf_counter()
+        self._device = prepare(place.device)
+        self._job, self._task = job, TASKS[job.task]
+        examples = data.load(self._task.data, place.file)
+        network = _network(job.task, place.file, self._device, place.tiny)
+        build = ARMS[job.arm].build(self._task, job.setting, self._device)
+        self.loop = Loop(network, job.seed, build)
+        self._cadence = job.cadence.fitted(network.epoch)
+        split = examples.test if job.stage == "final" else examples.validation
+        self._split, self._data = split.to(self._device), examples.fingerprint
+        self._curve: list[list[float]] = []
+        self._checked = self._evaluated = 0.0  # sums of losses at the last check and evaluation
+        self._diverged = False
+
+    def control(self, job: Job) -> Control:
+        """Return what sets the learning rate in a run with this training."""
+        options = {key: value for key, value in job.setting.items() if key != "lr"}
+        context = Context(self.loop.optimizer, job.budget, job.steps, options, self._cadence)
+        return ARMS[job.arm].make(context)
+
+    def run(self, control: Control, steps: int, unless: Callable[[], bool] = lambda: False) -> None:
+        """Train up to a number of steps, or until something is true before a step."""
+        warm_up = 0 if self.loop.schedule_free else self._task.warm_up  # it has its own
+        group = self.loop.optimizer.param_groups[0]
+        while self.loop.step < steps and not self._diverged:
+            step = self.loop.step
+            factor = control.factor(step)
+            if unless():
+                return
+            scheduled = group["lr"]
+            lr = scheduled * factor * min(1.0, (step + 1) / max(1, warm_up))
+            group["lr"] = lr
+            self.loop.train()
+            group["lr"] = scheduled
+            if self.loop.step % self._cadence.check == 0:
+                self._check(control)
+            if self.loop.step % self._job.interval == 0 and not self._diverged:
+                self.evaluate(lr)
+
+    def evaluate(self, lr: float) -> None:
+        """Add a row to the curve, with the learning rate of the last step."""
+        metric, loss = self.loop.metric(self._split)
+        total = self.loop.network.total.item()
+        mean = (total - self._evaluated) / self._job.interval
+        self._curve.append([self.loop.step, metric, loss, mean, lr])
+        self._evaluated = total
+
+    def record(self, job: Job, control: Control, shared: int = 0) -> dict[str, Any]:
+        """Return the record of a run that ends now, of which some steps were shared."""
+        where = environment()
+        kept = ("equilibrate", "commit", "torch", "gpu", "started")
+        return {
+            **{key: value for key, value in asdict(job).items() if key != "cadence"},
+            "curve": [[_short(x) for x in row] for row in [*self._curve, *self._missing(job)]],
+            "acted": [[step, reason] for step, reason in control.acted[:200]],
+            "diverged": self._diverged,
+            "shared": shared,
+            "seconds": round(time.perf_counter() - self._began, 3),
+            "data": self._data,
+            "where": {key: where[key] for key in kept},
+        }
+
+    def save(self, path: Path, control: Control) -> None:
+        """Write all that a run is continued from, such that the file is complete if it exists."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        state = {"loop": self.loop.state_dict(), "control": control.state_dict()}
+        own = {"curve": self._curve, "checked": self._checked, "evaluated": self._evaluated}
+        torch.save(state | own, partial)
+        partial.replace(path)
+
+    def load(self, path: Path, control: Control) -> None:
+        """Continue from what `save` wrote."""
+        state = torch.load(path, map_location=self._device)
+        self.loop.load_state_dict(state["loop"])
+        control.load_state_dict(state["control"])
+        self._curve = state["curve"]
+        self._checked, self._evaluated = state["checked"], state["evaluated"]
+
+    def _check(self, control: Control) -> None:
+        total = self.loop.network.total.item()
+        self._diverged = not math.isfinite(total)
+        if not self._diverged:
+            control.check(self.loop.step, (total - self._checked) / self._cadence.check)
+            self._checked = total
+
+    def _missing(self, job: Job) -> list[list[float]]:
+        """Return rows for the evaluations that a diverged run did not reach."""
+        return [
+            [step * job.interval, chance(job.task), math.inf, math.inf, job.setting["lr"]]
+            for step in range(len(self._curve) + 1, job.steps // job.interval + 1)
+        ]
+
+
+@cache
+def _network(task: str, file: Path | None, device: str, tiny: bool) -> Network:
+    """Return the network of a task, which is compiled once in a process."""
+    return Network(TASKS[task], data.load(TASKS[task].data, file), device, tiny=tiny)
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
     """Write a record such that the file is complete if it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{time.time_ns()}.partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_text(json.dumps(record, separators=(",", ":")) + "\n")
     partial.replace(path)
 
@@ -71,72 +249,8 @@ def prepare(device: str | None = None) -> str:
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
+        torch._dynamo.config.recompile_limit = 64  # a compilation for each network, not eight
     return device
-
-
-def run(
-    job: Job, file: Path | None, device: str | None = None, *, tiny: bool = False
-) -> dict[str, Any]:
-    """Make a run and return its record."""
-    began = time.perf_counter()
-    device = prepare(device)
-    task, arm = TASKS[job.task], ARMS[job.arm]
-    examples = data.load(task.data, file)
-    loop = Loop(task, examples, job.seed, arm.build(task, job.setting, device), device, tiny=tiny)
-    options = {key: value for key, value in job.setting.items() if key != "lr"}
-    cadence = job.cadence.fitted(loop.epoch)
-    control = arm.make(Context(loop.optimizer, job.budget, job.steps, options, cadence))
-    split = (examples.test if job.stage == "final" else examples.validation).to(device)
-    warm_up = 0 if loop.schedule_free else task.warm_up  # it has its own
-    group = loop.optimizer.param_groups[0]
-    curve: list[list[float]] = []
-    checked = evaluated = 0.0  # sums of losses at the last check and evaluation
-    training, started, diverged = 0.0, _now(device), False
-    while loop.step < job.steps:
-        scheduled = group["lr"]
-        step = loop.step
-        lr = scheduled * control.factor(step)
-        if step < warm_up:
-            lr *= (step + 1) / warm_up
-        group["lr"] = lr
-        loop.train()
-        group["lr"] = scheduled
-        if loop.step % cadence.check == 0:
-            total = loop.total.item()
-            if not math.isfinite(total):
-                diverged = True
-                break
-            control.check(loop.step, (total - checked) / cadence.check)
-            checked = total
-        if loop.step % job.interval == 0:
-            training += _now(device) - started
-            metric, test_loss = loop.metric(split)
-            total = loop.total.item()
-            mean = (total - evaluated) / job.interval
-            curve.append([loop.step, metric, test_loss, mean, lr])
-            evaluated = total
-            started = _now(device)
-    if diverged:
-        for step in range(len(curve) + 1, job.steps // job.interval + 1):
-            rate = job.setting["lr"]
-            curve.append([step * job.interval, chance(job.task), math.inf, math.inf, rate])
-    where = environment()
-    return {
-        **{key: value for key, value in asdict(job).items() if key != "cadence"},
-        "curve": [[_short(x) for x in row] for row in curve],
-        "acted": [[step, reason] for step, reason in control.acted[:200]],
-        "diverged": diverged,
-        "training_seconds": round(training, 3),
-        "seconds": round(time.perf_counter() - began, 3),
-        "data": examples.fingerprint,
-        "where": {key: where[key] for key in ("equilibrate", "commit", "torch", "gpu", "started")},
-    }
-
-
-def _now(device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _short(x: float) -> float:

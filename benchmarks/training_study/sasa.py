@@ -12,6 +12,7 @@ back to that); the newest eighth of the samples is used; momentum starts at zero
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ class Recorder:
         self._rates: list[float] = []
         self._start = self._step = 0
         self._norms[0] = self._norm()
-        optimizer.register_step_post_hook(self._record)
+        self._hook = optimizer.register_step_post_hook(self._record)
 
     def samples(self) -> NDArray[np.float64]:
         """Return the newest eighth of the samples since the last reset."""
@@ -74,6 +75,24 @@ class Recorder:
     def reset(self) -> None:
         """Forget all samples."""
         self._start = self._step
+
+    def detach(self) -> None:
+        """Record nothing more."""
+        self._hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samples since the last reset."""
+        return {
+            "norms": self._norms[: self._step + 1].clone(),
+            "rates": list(self._rates),
+            "start": self._start,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the samples of a state."""
+        self._rates, self._start = list(state["rates"]), state["start"]
+        self._step = len(self._rates)
+        self._norms[: self._step + 1] = state["norms"]
 
     def _record(self, optimizer: Optimizer, *_: object) -> None:
         self._step += 1

@@ -6,6 +6,7 @@
   1 and 2 budgets, and at equal distances in between.
 
 Runs are ordered by trial, then by seed, so that a study that is interrupted has all arms alike.
+Those that begin with the same training make it together.
 """
 
 import json
@@ -17,7 +18,7 @@ from typing import Any
 from training_study.arms import ARMS, TRIALS
 from training_study.controls import DEFAULT, Cadence
 from training_study.records import Record, read
-from training_study.runs import Job, write
+from training_study.runs import Job, Place, write
 from training_study.tasks import TASKS
 
 EVALUATIONS = 30
@@ -68,21 +69,23 @@ class Study:
         ]  # fmt: skip
 
     def final(self, chosen: dict[tuple[str, str], dict[str, Any]]) -> list[Job]:
-        """Return the reported runs whose settings have been chosen.
+        """Return the reported runs of the tasks of which all settings have been chosen.
 
         Args:
             chosen: The settings, by task and arm.
         """
+        tuned = [arm for arm in self.arms if ARMS[arm].as_tuned is None]
+        tasks = {task for task in self.budgets if all((task, arm) in chosen for arm in tuned)}
         return [
             Job(
-                "final", task, arm, seed, chosen[task, tuned], budget,
+                "final", task, arm, seed, chosen[task, ARMS[arm].as_tuned or arm], budget,
                 steps=round(ARMS[arm].length * budget), interval=budget // EVALUATIONS,
                 cadence=self.cadence,
             )
             for seed in self.seeds
             for task, budget in self._longest_first()
             for arm in self.arms
-            if (task, tuned := ARMS[arm].as_tuned or arm) in chosen
+            if task in tasks
         ]  # fmt: skip
 
     def chosen(self, records: Iterable[Record]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -97,12 +100,27 @@ class Study:
             if len(trials) == TRIALS * len(self.tuning_seeds)
         }
 
-    def remaining(self, out: Path) -> list[Job]:
-        """Return the runs that can be started now and have no record yet, in order."""
-        records = read(out)
+    def remaining(self, place: Place) -> list[list[Job]]:
+        """Return the runs that can be started now and have no record yet, in order.
+
+        Runs that begin with the same training, which has not been made yet, are in one list.
+        """
+        forked = place.forked()  # before the records: a fork goes once there is a record
+        records = read(place.out)
         done = {record.name for record in records}
-        jobs = self.tuning() + self.final(self.chosen(records))
-        return [job for job in jobs if job.name not in done]
+        found: list[list[Job]] = []
+        together: dict[Any, list[Job]] = {}
+        for job in self.tuning() + self.final(self.chosen(records)):
+            if job.name in done:
+                continue
+            if job.shared is None or job.name in forked:
+                found.append([job])
+            elif job.shared in together:
+                together[job.shared].append(job)
+            else:
+                together[job.shared] = [job]
+                found.append(together[job.shared])
+        return found
 
     def total(self) -> list[Job]:
         """Return all runs, with any setting for the reported ones."""

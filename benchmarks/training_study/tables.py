@@ -108,15 +108,13 @@ def at_the_end(run: Record) -> bool:
 def costs(results: Results, task: str) -> Table:
     """Return what a step of each arm takes, and what is left of its metric for equal time."""
     head = [
-        "arm", "ms a step, as run", "a step, relative to a bare one",
-        f"{_metric(task)}, time charged",
+        "arm", "a step, relative to a bare one", f"{_metric(task)}, time charged"
     ]  # fmt: skip
     rows = []
     for arm in results.arms(task):
         if ARMS[arm].as_tuned:
             continue
         runs = results.runs(task, arm)
-        times = mean([1e3 * run.training_seconds / run.steps[-1] for run in runs])
         row = results.overhead.get(task, {}).get(ARMS[arm].cost)
         cells = ["–", "–"]
         if row:
@@ -124,7 +122,7 @@ def costs(results: Results, task: str) -> Table:
             charged = [statistics.interpolated(run, run.budget / row["ratio"]) for run in runs]
             cells = [f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"]
             cells.append(_number(task, mean(charged).value))
-        rows.append([ARMS[arm].title, f"{times.value:.2f} ± {times.margin:.2f}", *cells])
+        rows.append([ARMS[arm].title, *cells])
     return head, rows
 
 
@@ -192,12 +190,12 @@ def made_with(results: Results) -> str:
     for task in results.tasks:
         runs = [record for record in final if record.task == task]
         where = sorted({f"{_machine(r)}, torch {r.where['torch']}" for r in runs})
-        total = sum(record.seconds for record in results.records if record.task == task)
+        commits = sorted({(r.where["commit"] or "unknown")[:9] for r in runs})
         diverged = sum(record.diverged for record in runs)
         parts.append(
             f"{TASKS[task].title}: budget {runs[0].budget:,} steps, {len(runs)} reported runs"
             + (f" ({diverged} diverged)" if diverged else "")
-            + f", {total / 3600:.1f} process hours with trials, on {'; '.join(where)}"
+            + f", on {'; '.join(where)}, commit {', '.join(commits)}"
         )
     missing = [ARMS[a].title for a in ARMS if not any(r.arm == a for r in final)]
     left_out = f" Left out: {', '.join(missing)}." if missing else ""

@@ -51,6 +51,8 @@ class Task:
     """Steps over which the learning rate rises linearly, whatever the schedule."""
     augment: bool = False
     """Whether images are mirrored and cropped from padded ones at random."""
+    fast: bool = False
+    """Whether a GPU trains it in bfloat16 where torch does by itself, compiled."""
     amsgrad_rates: tuple[float, float, float, float] = (3e-4, 1e-3, 3e-3, 1e-2)
     schedule_free_factor: float = 1.0
     """What `rates` are multiplied with for the schedule-free optimizer."""
@@ -112,6 +114,7 @@ TASKS = {
         budget=3900,
         step_ms=9.0,
         augment=True,
+        fast=True,
         schedule_free_factor=10.0,
     ),
     "transformer": Task(
@@ -125,6 +128,7 @@ TASKS = {
         budget=3000,
         step_ms=8.0,
         warm_up=100,
+        fast=True,
         amsgrad_rates=(5e-4, 1e-3, 2e-3, 4e-3),
         schedule_free_factor=2.0,
     ),
@@ -136,35 +140,23 @@ def _count(task: Task, split: Split) -> int:
     return (len(split.inputs) - 1) // LENGTH if task.is_text else len(split.inputs)
 
 
-class Loop:
-    """One training: a model, its optimizer and its batches.
+class Network:
+    """A model with its data, which one run after another trains.
+
+    On a GPU the gradients of a batch are one CUDA graph, which is made once.
 
     Args:
         task: What to train.
         data: Its data.
-        seed: Seed of the initial parameters, the order of the examples and their augmentation.
-        optimizer: Builds the optimizer from the parameters.
         device: Where to train.
         tiny: Whether the model and batches are tiny.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        data: Data,
-        seed: int,
-        optimizer: Callable[[list[nn.Parameter]], Optimizer],
-        device: str = "cpu",
-        *,
-        tiny: bool = False,
-    ) -> None:
-        self.task, self.device, self.seed = task, device, seed
-        self.model = task.model(seed, tiny).to(device)
+    def __init__(self, task: Task, data: Data, device: str = "cpu", *, tiny: bool = False) -> None:
+        self.task, self.device, self.tiny = task, device, tiny
+        self.model = task.model(0, tiny).to(device)
         if task.augment:
             self.model = self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        self.optimizer = optimizer(list(self.model.parameters()))
-        self.schedule_free = hasattr(self.optimizer, "train")
-        self.step = 0
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         """Sum of the losses of all batches."""
         self._mean, self._scale = data.mean, data.scale
@@ -180,29 +172,39 @@ class Loop:
         self._place = torch.zeros((), dtype=torch.long, device=device)
         self._slots = torch.arange(self.batch_size, device=device)
         self._sides = torch.arange(32, device=device)
-        self._set_training(True)
+        self._fast = task.fast and device == "cuda"
+        self._loss = torch.compile(self._plain_loss) if self._fast else self._plain_loss
+        self.model.train()
         self._graph = self._capture() if device == "cuda" else None
 
-    def train(self) -> None:
-        """Make one step with the optimizer's learning rate."""
-        epoch, place = divmod(self.step, self.epoch)
-        if place == 0:
-            self._shuffle(epoch)
+    def start(self, seed: int) -> None:
+        """Set the initial parameters of a seed, and forget all batches."""
+        self.model.load_state_dict(self.task.model(seed, self.tiny).state_dict())
+        self.model.train()
+        self.total.zero_()
+
+    def shuffle(self, seed: int, epoch: int) -> None:
+        """Draw the order and the augmentation of an epoch, which is a permutation of the data."""
+        generator = torch.Generator().manual_seed(7_919 * seed + epoch)
+        self._order.copy_(torch.randperm(self._count, generator=generator))
+        self._draws.copy_(torch.rand(self._draws.shape, generator=generator))
+        self._place.zero_()
+
+    def skip(self, batches: int) -> None:
+        """Leave out the first batches of an epoch."""
+        self._place.fill_(batches)
+
+    def backward(self) -> None:
+        """Compute the gradients of the next batch of the epoch."""
         if self._graph is not None:
             self._graph.replay()
         else:
-            self.optimizer.zero_grad()
+            self.model.zero_grad()
             self._backward()
-        self.optimizer.step()
-        self.step += 1
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> tuple[float, float]:
         """Return the mean loss of examples on the device, and the accuracy (nan for a text)."""
-        buffers = [b.clone() for b in self.model.buffers()]
-        self._set_training(False)
-        if self.schedule_free and buffers:
-            self._recalibrate()
         self.model.eval()
         chosen = torch.arange(_count(self.task, split), device=self.device)
         if self.task.is_text:
@@ -215,30 +217,18 @@ class Loop:
             loss = F.cross_entropy(logits, targets.flatten()).double()
             right = (logits.argmax(-1) == targets.flatten()).double().mean()
             total += len(part) * torch.stack([loss, right])
-        for b, saved in zip(self.model.buffers(), buffers, strict=True):
-            b.copy_(saved)
-        self._set_training(True)
+        self.model.train()
         loss, right = (total / count).tolist()
         return loss, math.nan if self.task.is_text else right
 
-    def metric(self, split: Split) -> tuple[float, float]:
-        """Return the metric of the task, which is the accuracy or the loss, and the loss."""
-        loss, accuracy = self.evaluate(split)
-        return (loss if self.task.is_text else accuracy), loss
-
-    def _set_training(self, on: bool) -> None:
-        self.model.train(on)
-        if self.schedule_free:
-            (self.optimizer.train if on else self.optimizer.eval)()  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _recalibrate(self) -> None:
+    @torch.no_grad()
+    def recalibrate(self) -> None:
         """Compute BatchNorm's statistics anew, as the plain mean over some batches."""
         norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm2d)]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None
-        self.model.train()
         fixed = torch.Generator().manual_seed(0)
         for _ in range(RECALIBRATION):
             chosen = torch.randint(self._count, (self.batch_size,), generator=fixed)
@@ -247,40 +237,32 @@ class Loop:
             norm.momentum = momentum
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Return the graph that computes the gradients of a step, into memory of its own."""
-        buffers = [b.clone() for b in self.model.buffers()]
+        """Return the graph of the gradients of a batch, which are in memory of its own."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):  # chooses algorithms and allocates what libraries need
-                self.optimizer.zero_grad()
+            for _ in range(3):  # compiles, chooses algorithms, allocates what libraries need
+                self.model.zero_grad()
                 self._backward()
         torch.cuda.current_stream().wait_stream(side)
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._backward()
-        self.total.zero_()
-        self._place.zero_()
-        for b, saved in zip(self.model.buffers(), buffers, strict=True):
-            b.copy_(saved)
         return graph
 
     def _backward(self) -> None:
-        """Compute the gradients of the next batch of the epoch."""
         at = self.batch_size * self._place + self._slots
-        inputs, targets = self._batch(at)
-        loss = F.cross_entropy(self.model(inputs).flatten(0, -2), targets.flatten())
+        loss = self._loss(*self._batch(at))
         loss.backward()
         self.total += loss.detach()
         self._place += 1
 
-    def _shuffle(self, epoch: int) -> None:
-        """Draw the order and the augmentation of an epoch, which is a permutation of the data."""
-        generator = torch.Generator().manual_seed(7_919 * self.seed + epoch)
-        self._order.copy_(torch.randperm(self._count, generator=generator))
-        self._draws.copy_(torch.rand(self._draws.shape, generator=generator))
-        self._place.zero_()
+    def _plain_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        # The cache of converted weights must not outlive a step, as it would in a graph.
+        with torch.autocast("cuda", torch.bfloat16, self._fast, cache_enabled=False):
+            logits = self.model(inputs)
+        return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
     def _batch(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples at some places of the epoch."""
@@ -303,3 +285,71 @@ class Loop:
 
     def _normal(self, pixels: Tensor) -> Tensor:
         return (pixels.float() - self._mean) / self._scale
+
+
+class Loop:
+    """One training.
+
+    Args:
+        network: What is trained. Its parameters are set to the initial ones of the seed.
+        seed: Seed of the initial parameters, the order of the examples and their augmentation.
+        optimizer: Builds the optimizer from the parameters.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        seed: int,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    ) -> None:
+        network.start(seed)
+        self.network, self.seed = network, seed
+        self.optimizer = optimizer(list(network.model.parameters()))
+        self.schedule_free = hasattr(self.optimizer, "train")
+        self.step = 0
+        self._set_averaged(False)
+
+    def train(self) -> None:
+        """Make one step with the optimizer's learning rate."""
+        epoch, place = divmod(self.step, self.network.epoch)
+        if place == 0:
+            self.network.shuffle(self.seed, epoch)
+        self.network.backward()
+        self.optimizer.step()
+        self.step += 1
+
+    def metric(self, split: Split) -> tuple[float, float]:
+        """Return the metric of the task, which is the accuracy or the loss, and the loss."""
+        buffers = [b.clone() for b in self.network.model.buffers()]
+        self._set_averaged(True)
+        if self.schedule_free and buffers:
+            self.network.recalibrate()
+        loss, accuracy = self.network.evaluate(split)
+        for b, saved in zip(self.network.model.buffers(), buffers, strict=True):
+            b.copy_(saved)
+        self._set_averaged(False)
+        return (loss if self.network.task.is_text else accuracy), loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the training is continued from."""
+        return {
+            "model": self.network.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "total": self.network.total,
+            "step": self.step,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue a training with the same seed."""
+        self.network.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.network.total.copy_(state["total"])
+        self.step = state["step"]
+        epoch, place = divmod(self.step, self.network.epoch)
+        self.network.shuffle(self.seed, epoch)
+        self.network.skip(place)
+
+    def _set_averaged(self, on: bool) -> None:
+        """Use the averaged parameters of a schedule-free optimizer, for an evaluation."""
+        if self.schedule_free:
+            (self.optimizer.eval if on else self.optimizer.train)()  # pyright: ignore[reportAttributeAccessIssue]

@@ -82,7 +82,7 @@ def _serve(pipe: Connection) -> None:
         function, arguments = pipe.recv()
         try:
             function(*arguments)
-        except Exception:  # noqa: BLE001  # any error of a run is reported, and the next one made
+        except Exception:  # any error of a run is reported, and the next one made
             traceback.print_exc()
             pipe.send(False)
         else:

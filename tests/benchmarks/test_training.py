@@ -31,6 +31,30 @@ def job(study, arm="constant", task="mlp", **changes):
     return study("runs").Job("final", task, arm, **settings)
 
 
+def place(study, out=None, **changes):
+    """Where and how small runs are made."""
+    from pathlib import Path
+
+    settings = {"device": "cpu", "tiny": True} | changes
+    return study("runs").Place(out or Path("nowhere"), **settings)
+
+
+def made(study, small):
+    """Make a run and return its record."""
+    training = study("runs").Training(small, place(study))
+    control = training.control(small)
+    training.run(control, small.steps)
+    return training.record(small, control)
+
+
+def loop_of(study, task, optimizer=None, device="cpu"):
+    """A loop with a tiny model."""
+    tasks, data = study("tasks"), study("data")
+    chosen = tasks.TASKS[task]
+    network = tasks.Network(chosen, data.load(chosen.data, None), device, tiny=True)
+    return tasks.Loop(network, 0, optimizer or partial(torch.optim.SGD, lr=0.1))
+
+
 def parameter_and_sgd(lr=1.0):
     theta = torch.nn.Parameter(torch.ones(3))
     return theta, torch.optim.SGD([theta], lr=lr)
@@ -41,10 +65,10 @@ def parameter_and_sgd(lr=1.0):
 
 @pytest.mark.parametrize("task", ["mlp", "cnn", "resnet", "transformer"])
 def test_each_task_learns_and_depends_on_the_seed_alone(study, task):
-    run = study("runs").run
+    run = partial(made, study)
     small = job(study, task=task, interval=12, steps=36)
-    first, again = (run(small, None, "cpu", tiny=True) for _ in "ab")
-    other = run(replace(small, seed=1, steps=12), None, "cpu", tiny=True)
+    first, again = (run(small) for _ in "ab")
+    other = run(replace(small, seed=1, steps=12))
     assert first["curve"] == again["curve"]
     assert first["curve"][0] != other["curve"][0]
     losses = [row[3] for row in first["curve"]]
@@ -54,13 +78,11 @@ def test_each_task_learns_and_depends_on_the_seed_alone(study, task):
 
 
 def test_crops_and_mirror_images_are_windows_of_the_image(study):
-    tasks, data = study("tasks"), study("data")
-    task = tasks.TASKS["resnet"]
-    examples = data.load("cifar10", None)
-    loop = tasks.Loop(task, examples, 0, partial(torch.optim.SGD, lr=0.1), tiny=True)
-    loop._shuffle(0)
-    chosen = loop._order[:8]
-    inputs, labels = loop._batch(torch.arange(8))
+    network = loop_of(study, "resnet").network
+    examples = study("data").load("cifar10", None)
+    network.shuffle(0, 0)
+    chosen = network._order[:8]
+    inputs, labels = network._batch(torch.arange(8))
     assert torch.equal(labels, examples.train.labels[chosen])
     padded = torch.nn.functional.pad(
         examples.train.inputs[chosen], (4, 4, 4, 4), value=round(examples.mean)
@@ -84,18 +106,15 @@ def test_crops_and_mirror_images_are_windows_of_the_image(study):
 
 
 def test_an_epoch_sees_each_example_at_most_once(study):
-    tasks, data = study("tasks"), study("data")
-    examples = data.load("mnist", None)
-    loop = tasks.Loop(
-        tasks.TASKS["mlp"], examples, 0, partial(torch.optim.SGD, lr=0.1), tiny=True
-    )
+    loop = loop_of(study, "mlp")
+    network, size = loop.network, loop.network.batch_size
     epochs = []
     for _ in range(2):
         seen = []
-        for _ in range(loop.epoch):
+        for _ in range(network.epoch):
             loop.train()
-            seen += loop._order[loop.batch_size * (loop._place - 1) :][: loop.batch_size].tolist()
-        assert len(seen) == len(set(seen)) == loop.epoch * loop.batch_size
+            seen += network._order[size * (network._place - 1) :][:size].tolist()
+        assert len(seen) == len(set(seen)) == network.epoch * size
         epochs.append(seen)
     assert epochs[0] != epochs[1]
 
@@ -103,19 +122,18 @@ def test_an_epoch_sees_each_example_at_most_once(study):
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", ["mlp", "cnn", "resnet", "transformer"])
 def test_steps_of_a_graph_are_those_without_one(study, task):
-    tasks, data, runs = study("tasks"), study("data"), study("runs")
-    chosen = tasks.TASKS[task]
-    runs.prepare("cuda")
+    chosen = study("tasks").TASKS[task]
+    study("runs").prepare("cuda")
+    optimizer = partial(chosen.optimizer, lr=chosen.rates[0], fused=True, **chosen.settings)
     found = []
     for graphed in (True, False):
-        optimizer = partial(chosen.optimizer, lr=chosen.rates[0], fused=True, **chosen.settings)
-        examples = data.load(chosen.data, None)
-        loop = tasks.Loop(chosen, examples, 0, optimizer, "cuda", tiny=True)
+        loop = loop_of(study, task, optimizer, "cuda")
         if not graphed:
-            loop._graph = None
-        for _ in range(2 * loop.epoch if task == "mlp" else 20):
+            loop.network._graph = None
+        for _ in range(2 * loop.network.epoch if task == "mlp" else 20):
             loop.train()
-        found.append([loop.total, *loop.model.parameters(), *loop.model.buffers()])
+        model = loop.network.model
+        found.append([loop.network.total, *model.parameters(), *model.buffers()])
     for one, two in zip(*found, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
 
@@ -195,26 +213,26 @@ def test_cosines_are_made_for_their_budgets(study, budgets, reached):
 
 def test_every_arm_runs_and_has_equal_numbers_of_trials(study, load):
     arms, tasks = study("arms"), study("tasks")
-    run = study("runs").run
+    run = partial(made, study)
     names, missing = arms.available()
     assert set(names) | set(missing) == set(arms.ARMS)
     for name in names:
         for task in tasks.TASKS.values():
             trials = arms.ARMS[name].trials(task)
             assert len({json.dumps(trial) for trial in trials}) == arms.TRIALS
-        record = run(job(study, arm=name, steps=40), None, "cpu", tiny=True)
+        record = run(job(study, arm=name, steps=40))
         assert len(record["curve"]) == 4
 
 
 def test_what_arms_do_to_the_learning_rate_is_recorded(study):
-    run = study("runs").run
+    run = partial(made, study)
     setting = {"lr": 0.1, "drop": 0.5, "patience": 0}
-    record = run(job(study, "plateau", setting=setting, steps=60), None, "cpu", tiny=True)
+    record = run(job(study, "plateau", setting=setting, steps=60))
     lowered = len(record["acted"])
     assert lowered > 0
     late = [step for step, _ in record["acted"] if step < 60]
     assert record["curve"][-1][4] == pytest.approx(0.1 * 0.5 ** len(late))
-    record = run(job(study, "cosine", setting={"lr": 0.1}, steps=60), None, "cpu", tiny=True)
+    record = run(job(study, "cosine", setting={"lr": 0.1}, steps=60))
     rates = [row[4] for row in record["curve"]]
     expected = [
         0.05 * (1 + math.cos(math.pi * min(step - 1, 29) / 30)) for step in range(10, 70, 10)
@@ -229,15 +247,15 @@ def test_rules_look_at_the_ends_of_epochs_unless_they_are_long(study):
 
 
 def test_warm_up_multiplies_every_schedule(study):
-    run = study("runs").run
+    run = partial(made, study)
     small = job(study, "constant", task="transformer", steps=20, interval=10)
-    record = run(small, None, "cpu", tiny=True)
+    record = run(small)
     lr = small.setting["lr"]
     assert [row[4] for row in record["curve"]] == pytest.approx([0.1 * lr, 0.2 * lr], rel=1e-4)
 
 
 def test_a_diverged_run_counts_as_guessing(study):
-    record = study("runs").run(job(study, setting={"lr": 1e30}), None, "cpu", tiny=True)
+    record = made(study, job(study, setting={"lr": 1e30}))
     assert record["diverged"]
     assert [row[:2] for row in record["curve"]][-1] == [60, 0.1]
     assert len(record["curve"]) == 6
@@ -254,6 +272,71 @@ def test_the_cooldown_starts_when_the_forecast_stops_growing(study):
     assert [control.factor(step) for step in (0, 99, 100, 149, 500)] == pytest.approx(
         [1, 1, 1 - 1 / 50, controls.FLOOR, controls.FLOOR]
     )
+
+
+# Shared beginnings ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eager(study, monkeypatch):
+    """Rules that act within a run of a few steps, most of them more than once."""
+    import equilibrate as eq
+
+    arms, sasa, controls = study("arms"), study("sasa"), study("controls")
+    gain = partial(eq.rules.Gain, ahead=1e-9, confidence=0.501)
+    for name, rule in {
+        "paper-0.1": lambda _: eq.rules.Threshold(1e9),
+        "stationary": lambda _: eq.rules.Stationary(1e-3, 1e-3, 1e3, 2.0),
+        "gain": lambda _: gain(),
+        "gain-known": lambda c: eq.rules.Gain(total_steps=c.budget, confidence=0.501),
+    }.items():
+        arm = replace(arms.ARMS[name], make=arms._ruled(rule, 0.7))
+        monkeypatch.setitem(arms.ARMS, name, arm)
+    monkeypatch.setattr(sasa, "LEAST", 2)
+    monkeypatch.setattr(sasa, "SIGNIFICANCE", 1e-6)
+    monkeypatch.setattr(controls.ForecastCooldown.__init__, "__defaults__", (1,))
+
+
+@pytest.mark.parametrize(
+    ("task", "busy"),
+    [
+        ("mlp", 5),
+        pytest.param("resnet", 5, marks=pytest.mark.slow),
+        pytest.param("transformer", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_runs_that_begin_together_equal_those_made_alone(study, eager, task, busy, tmp_path):
+    """Every arm, continued from a fork or not, has the record of a run of its own."""
+    arms, runs, controls = study("arms"), study("runs"), study("controls")
+    cadence = controls.Cadence(check=5, every=2, horizons=(8, 12))
+    names = [name for name, arm in arms.ARMS.items() if not arm.alone]
+    lr = study("tasks").TASKS[task].rates[1]
+    jobs = []
+    for name in names:
+        setting = arms.ARMS[name].trials(study("tasks").TASKS[task])[0] | {"lr": lr}
+        if name == "plateau":
+            setting["patience"] = 0
+        steps = 60 * round(arms.ARMS[name].length)
+        jobs.append(
+            job(study, name, task, setting=setting, steps=steps, budget=60, cadence=cadence)
+        )
+    here = place(study, tmp_path)
+    runs.execute_shared(jobs, here)
+    forked = here.forked()
+    lowered = {}
+    for small in jobs:
+        if small.name in forked:
+            runs.execute(small, here)
+        found = json.loads((tmp_path / f"{small.name}.json").read_text())
+        alone = json.loads(json.dumps(made(study, small)))
+        assert found["curve"] == alone["curve"], small.arm
+        assert found["acted"] == alone["acted"], small.arm
+        assert found["shared"] == forked.get(small.name, small.steps)
+        lowered[small.arm] = len(found["acted"])
+    assert not here.forked()
+    assert forked[f"final_{task}_wsd_0"] == 49  # at step 48 the decay begins, at a factor of 1
+    assert lowered["constant"] == 0
+    assert sum(count > 1 for count in lowered.values()) == busy
 
 
 # SASA+ ---------------------------------------------------------------------------------------
@@ -317,6 +400,8 @@ def test_sasa_drops_the_rate_and_stops_the_momentum(study):
             break
     assert control.acted[0][0] > 800
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert optimizer.state[theta]["momentum_buffer"].any()  # until the next step
+    control.factor(step)
     assert not optimizer.state[theta]["momentum_buffer"].any()
 
 
@@ -374,8 +459,8 @@ def synthetic(study, arm, seed, *, task="mlp", stage="final", trial=0, level=0.9
         "stage": stage, "task": task, "arm": arm, "seed": seed, "trial": trial,
         "setting": {"lr": 0.01 * (1 + trial)}, "budget": 30, "steps": 60, "interval": 10,
         "curve": curve, "acted": [[step, "why"] for step in acted], "diverged": False,
-        "training_seconds": 1.0, "seconds": 2.0, "data": "x",
-        "where": {"torch": "2", "gpu": None},
+        "shared": 0, "seconds": 2.0, "data": "x",
+        "where": {"torch": "2", "gpu": None, "commit": "abc"},
     }  # fmt: skip
     return study("records").parse(raw)
 
@@ -393,16 +478,17 @@ def test_settings_are_chosen_by_the_trials_and_arms_are_balanced(study):
     module = small_study(study)
     trials = [
         synthetic(study, arm, 7, stage="tuning", trial=trial, level=0.9 - 0.01 * (trial - 2) ** 2)
-        for arm in ("constant", "cosine")
+        for arm in module.arms
         for trial in range(4)
     ]
     chosen = module.chosen(trials)
-    assert chosen == {("mlp", arm): {"lr": 0.03} for arm in ("constant", "cosine")}
+    assert chosen == {("mlp", arm): {"lr": 0.03} for arm in module.arms}
+    assert not module.final({k: v for k, v in chosen.items() if k[1] != "plateau"})
     assert module.chosen(trials[:3]) == {}  # of four
     text = [replace(t, task="transformer") for t in trials[:4]]
     assert module.chosen(text) == {("transformer", "constant"): {"lr": 0.01}}  # lowest loss
     seeds = [job.seed for job in module.final(chosen)]
-    assert seeds == [0, 0, 1, 1]
+    assert seeds == [0, 0, 0, 1, 1, 1]
     assert [job.trial for job in module.tuning()] == sorted(job.trial for job in module.tuning())
 
 
@@ -417,25 +503,26 @@ def test_reported_seeds_are_not_tuned_on(study):
 def test_a_killed_process_loses_its_own_run_only_and_is_made_again(study, tmp_path):
     """In real processes: two runs with a process between them that is killed."""
     workers, runs, module = study("workers"), study("runs"), small_study(study)
+    here = place(study, tmp_path)
     jobs = module.tuning()[:2]
 
     def work(job):
-        return workers.Work(job.name, runs.execute, (job, None, tmp_path, "cpu", True))
+        return workers.Work(job.name, runs.execute, (job, here))
 
     killed = workers.Work("killed", signal.raise_signal, (signal.SIGKILL,))
     listed = [work(jobs[0]), killed, work(jobs[1])]
-    late = workers.Work("late", runs.execute, (jobs[0], None, tmp_path, "cpu", True), 1e6)
+    late = workers.Work("late", runs.execute, (jobs[0], here), 1e6)
     ticks = []
     outcome = workers.work_off(lambda: [*listed, late], 2, 60, lambda: ticks.append(1))
     assert set(outcome.finished) == {job.name for job in jobs}
     assert outcome.failed == ("killed",)
     assert ticks
-    made = {job.name: (tmp_path / f"{job.name}.json").read_text() for job in jobs}
-    left = module.remaining(tmp_path)
+    written = {job.name: (tmp_path / f"{job.name}.json").read_text() for job in jobs}
+    left = sum(module.remaining(here), [])
     assert len(left) == len(module.tuning()) - 2
-    assert not {job.name for job in left} & set(made)
-    again = runs.run(jobs[1], None, "cpu", tiny=True)
-    assert json.loads(made[jobs[1].name])["curve"] == json.loads(json.dumps(again["curve"]))
+    assert not {job.name for job in left} & set(written)
+    again = made(study, jobs[1])
+    assert json.loads(written[jobs[1].name])["curve"] == json.loads(json.dumps(again["curve"]))
 
 
 def test_a_study_resumes_until_nothing_is_left(load, study, tmp_path, monkeypatch, capsys):
@@ -527,7 +614,7 @@ def test_tables_and_page_from_records_alone(load, study, tmp_path):
     assert by_title["constant"][1] == "lr 0.01 (end of the grid)"
     values = [run.metrics[1] for run in results.runs("mlp", "gain")]  # after 30/1.5 steps
     assert tables.costs(results, "mlp")[1][-1] == [
-        "`Gain`", "16.67 ± 0.00", "1.500 (1.400 to 1.600)", f"{100 * np.mean(values):.2f}"
+        "`Gain`", "1.500 (1.400 to 1.600)", f"{100 * np.mean(values):.2f}"
     ]  # fmt: skip
     head, rows = tables.unknown(results, "mlp")
     row = dict(zip(head, rows[2], strict=True))
