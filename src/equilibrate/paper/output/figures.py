@@ -32,6 +32,14 @@ _ARMS = {
     "amsgrad": ("#2a9d4a", "AMSGrad"),
     "adam": ("#e8871e", "Adam"),
 }
+_LOSS_WITH_L2 = (
+    "with the L2 term ½λ|θ|² (light), its half-running average (dark), and that of the "
+    "cross-entropy alone (dashed)"
+)
+_LOSS_WITHOUT_L2 = (
+    "(light) and its half-running average (dark), both without the L2 term, because the records "
+    "have no |θ|²"
+)
 _TEST = (0, (2.5, 1.2))
 _KINDS = (
     Line2D([], [], color="0.4", lw=1, label="training images"),
@@ -86,9 +94,21 @@ def caption(panel: str, results: Results) -> str:
     Returns:
         The caption.
     """
-    run = results[PANELS[panel].runs[0]].run
-    seed = "abcd".index(panel[-1])
-    return PANELS[panel].caption.format(title=run.task.title, seed=seed)
+    result = results[PANELS[panel].runs[0]]
+    return PANELS[panel].caption.format(
+        title=result.run.task.title,
+        seed="abcd".index(panel[-1]),
+        loss=_LOSS_WITH_L2 if has_norm(result) else _LOSS_WITHOUT_L2,
+    )
+
+
+def has_norm(result: Result) -> bool:
+    """Return whether all rows of a run have |θ|², from which the L2 term of the loss is computed.
+
+    Args:
+        result: A run.
+    """
+    return bool(result.rows) and all("norm_square" in row for row in result.rows)
 
 
 def save(panel: str, results: Results, folder: Path | str) -> tuple[Path, Path]:
@@ -138,11 +158,18 @@ def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
 def _initial(result: Result) -> Figure:
     figure, (loss, sides) = style.stacked((1.3, 1.7))
     epoch = result.epoch
-    loss.plot(epoch, _first(result, "batch_loss"), color=_LOSS_LIGHT, lw=0.7, label=r"$f^B$")
-    loss.plot(epoch, _first(result, "loss"), color=_LOSS, label=r"$\overline{f^B}$")
+    batch, average = _first(result, "batch_loss"), _first(result, "loss")
+    with_l2 = has_norm(result)
+    if with_l2:
+        half_decay = result.run.task.weight_decay / 2
+        loss.plot(epoch, average, color="0.5", lw=0.9, ls=(0, (2, 1)), label="cross-entropy")
+        batch = batch + half_decay * _first(result, "step_norm_square")
+        average = average + half_decay * _first(result, "norm_square")
+    loss.plot(epoch, batch, color=_LOSS_LIGHT, lw=0.7, label=r"$f^B$")
+    loss.plot(epoch, average, color=_LOSS, label=r"$\overline{f^B}$")
     loss.set_yscale("log")
-    loss.set_ylabel("cross-entropy")
-    loss.legend(loc="upper right", ncols=2)
+    loss.set_ylabel("loss" if with_l2 else "cross-entropy")
+    loss.legend(loc="upper right", ncols=3 if with_l2 else 2)
     left, right = _first(result, "left"), _first(result, "right")
     sides.plot(epoch, style.positive(left), color=_LEFT, label=r"$\overline{O}_L$")
     sides.plot(epoch, right, color=_RIGHT, ls=(0, (3, 1.2)), label=r"$\overline{O}_R$")

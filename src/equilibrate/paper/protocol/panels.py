@@ -19,7 +19,7 @@ class Panel:
     runs: tuple[str, ...]
     """The runs that it is drawn from."""
     caption: str
-    """The caption, with the fields `title` and `seed`."""
+    """The caption, with the fields `title`, `seed` and `loss`."""
     optional: tuple[str, ...] = ()
     """Runs that are drawn too if they are available."""
     gpu: bool = False
@@ -32,9 +32,8 @@ class Panel:
 
 
 _INITIAL = (
-    "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches (light) "
-    "and its half-running average (dark); below, the two sides of FDR1, which meet once the norm "
-    "of the weights no longer drifts."
+    "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches {loss}; "
+    "below, the two sides of FDR1, which meet once the norm of the weights no longer drifts."
 )
 _SEQUENCE = (
     "{title}: the two sides of FDR1 after each decrease of the learning rate, left solid and right "

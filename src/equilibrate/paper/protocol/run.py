@@ -119,6 +119,15 @@ class Run:
         return tuple((arm, seed) for arm in self.arms for seed in self.seeds)
 
     @property
+    def records_norm(self) -> bool:
+        """Whether |θ|² is recorded: in runs from new weights whose rows resolve each phase.
+
+        Figure 1 shows these runs, and needs it for the L2 term of the loss. It is not a setting, so
+        that records without it still equal those of the same run.
+        """
+        return self.measures == "landscape" and self.start is None and self.algorithm == "sgd"
+
+    @property
     def whole_name(self) -> str:
         """The name of the run that this run is a part of, or its own name."""
         return whole_name(self.name)
