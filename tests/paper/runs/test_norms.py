@@ -131,30 +131,24 @@ def test_only_runs_from_new_weights_record_it():
     assert names == ["mlp-initial", "cnn-initial"]
 
 
-def test_a_run_that_began_without_it_continues_without_it(digits):
-    def trainer():
-        return Trainer(
-            INITIAL, [models.build("digits-mlp", seed) for seed in (0, 1)], digits, "cpu"
-        )
+def new_trainer(digits):
+    return Trainer(INITIAL, [models.build("digits-mlp", seed) for seed in (0, 1)], digits, "cpu")
 
-    first = trainer()
+
+def test_a_run_that_began_without_it_continues_without_it(digits):
+    first = new_trainer(digits)
     whole = [first.run_epoch() for _ in range(2)]
-    old = trainer()
+    old = new_trainer(digits)
     old.run_epoch()
     state = {name: value for name, value in old.state_dict().items() if name != "norms"}
-    resumed = trainer()
+    resumed = new_trainer(digits)
     resumed.load_state_dict(state)
     rows = resumed.run_epoch()
     assert [{k: v for k, v in row.items() if k not in NORMS} for row in whole[1]] == rows
 
 
 def test_it_continues_bit_for_bit(digits):
-    def trainer():
-        return Trainer(
-            INITIAL, [models.build("digits-mlp", seed) for seed in (0, 1)], digits, "cpu"
-        )
-
-    first, resumed = trainer(), trainer()
+    first, resumed = new_trainer(digits), new_trainer(digits)
     first.run_epoch()
     resumed.load_state_dict(first.state_dict())
     assert resumed.run_epoch() == first.run_epoch()
