@@ -279,7 +279,7 @@ def _speed(timings: Iterable[Timing]) -> Table:
             f"{timing.replicas}",
             f"{timing.epochs}",
             measures.PRECISIONS[timing.precision],
-            _clock(timing.seconds),
+            format_clock(timing.seconds),
             f"{timing.steps_per_second:.0f}",
             f"{timing.replica_step_microseconds:.1f}",
             f"{timing.device}, torch {timing.torch}",
@@ -287,10 +287,11 @@ def _speed(timings: Iterable[Timing]) -> Table:
         )
         for timing in made
     ]
-    theirs = [timing for timing in made if whole[timing] in paper_runs()]
-    for name, some in {"runs of the paper": theirs, "all runs": made}.items():
+    for name, some in {"runs of the paper": of_the_paper(made), "all runs": made}.items():
         if some:
-            rows.append((name, "", "", "", _clock(sum(t.seconds for t in some)), "", "", "", ""))
+            rows.append(
+                (name, "", "", "", format_clock(sum(t.seconds for t in some)), "", "", "", "")
+            )
     columns = ("Run", "replicas", "epochs", "precision", "wall time", "steps/s", "µs/replica-step")
     return Table("Speed, all measurements included", (*columns, "on", "commit"), rows)
 
@@ -304,11 +305,26 @@ def _abbreviated(commit: str | None) -> str:
     return "–" if commit is None else commit[:7] + "+" * commit.endswith("+")
 
 
-def _clock(seconds: float) -> str:
+def of_the_paper(timings: Iterable[Timing]) -> list[Timing]:
+    """Select the runs that the figures of the paper need.
+
+    Args:
+        timings: The timings of runs and parts of runs.
+
+    Returns:
+        Those that are not additions to the paper.
+    """
+    return [timing for timing in timings if whole_name(timing.run) in paper_runs()]
+
+
+def format_clock(seconds: float) -> str:
     """Return a duration in minutes and seconds.
 
-    >>> [_clock(s) for s in (4.26, 59.97, 347.0)]
+    >>> [format_clock(s) for s in (4.26, 59.97, 347.0)]
     ['4.3 s', '1 min 0 s', '5 min 47 s']
+
+    Args:
+        seconds: The duration in seconds.
     """
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
