@@ -258,7 +258,7 @@ def test_a_run_that_has_just_begun_is_drawn_as_incomplete(panel, begun):
     )
     assert ("incomplete" in shown) == any(not run.complete for run in runs)
     # With independent batches the CNN's phases are shorter, so that panel 3b has a point.
-    unfinished = panel in ("3a", "B3a", "B3b")
+    unfinished = panel in ("3a", "B3a", "B3b", "B4a", "B4b")
     assert ("no learning rate is finished" in shown) == unfinished
 
 

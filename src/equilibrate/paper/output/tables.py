@@ -12,7 +12,7 @@ from equilibrate.paper.analysis import findings, measures
 from equilibrate.paper.analysis.measures import END
 from equilibrate.paper.analysis.results import Array, Phase, Result
 from equilibrate.paper.analysis.seeds import mean_over_seeds
-from equilibrate.paper.protocol.panels import paper_runs
+from equilibrate.paper.protocol.panels import PANELS, paper_runs
 from equilibrate.paper.protocol.profiles import PROFILES
 from equilibrate.paper.protocol.run import whole_name
 from equilibrate.paper.runs.timings import Timing
@@ -43,7 +43,8 @@ def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
         The tables that are not empty, in the order of the figures.
     """
     results = {name: result for name, result in results.items() if len(result.epoch)}
-    found = [table(results, task) for table in (_equilibration, _landscape) for task in _TASKS]
+    kinds = (_equilibration, _landscape, _comparison)
+    found = [table(results, task) for table in kinds for task in _TASKS]
     found.append(_accuracies(results))
     found += [table for task in _TASKS for table in _grid(results, task)]
     found += [_precision(results), _speed(timings)]
@@ -175,6 +176,33 @@ def _landscape(results: Results, task: str) -> Table | None:
                 cells.append("–" if shuffled is None else _offset(shuffled))
         rows.append(cells)
     return Table(_heading(f"O_FB, {both[0].run.task.title}", *both), columns, rows)
+
+
+def _comparison(results: Results, task: str) -> Table | None:
+    """Return FDR1 and O_FB with reshuffled and independent batches in runs of equal length."""
+    names = PANELS["B4a" if task == "mlp" else "B4b"].runs
+    if not set(names) <= set(results):
+        return None
+    both = [results[name] for name in names]
+    shuffled, independent = ({p.lr: p for p in measures.finished(r)} for r in both)
+    rows = []
+    for lr in [lr for lr in shuffled if lr in independent]:
+        pair = [phases[lr] for phases in (shuffled, independent)]
+        values = [_value(phase) for phase in pair]
+        cells = [_over_seeds(measures.residual(phase)) for phase in pair]
+        cells += [format_estimate(value.scaled(1 / lr)) for value in values]
+        ratio = values[0].over(values[1]).shifted(-1)
+        rows.append([f"{lr:g}", *cells, format_estimate(ratio)])
+    columns = [
+        "η",
+        "L̄/R̄ − 1, reshuffled",
+        "L̄/R̄ − 1, independent",
+        "O_FB/η, reshuffled",
+        "O_FB/η, independent",
+        "O_FB, reshuffled / independent − 1",
+    ]
+    title = f"Batches in runs of equal length, {both[0].run.task.title}"
+    return Table(_heading(title, *both), columns, rows)
 
 
 _BATCHES = {"sequence": "reshuffled", "unbiased": "independent"}

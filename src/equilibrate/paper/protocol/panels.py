@@ -69,6 +69,11 @@ _PRECISION = (
     "precision, mean and 95 % interval over the same seeds. Above, the residual of FDR1; below, "
     "the full-batch observable O_FB."
 )
+_COMPARISON = (
+    "{title}, beyond the paper: reshuffled (filled) and independent batches (open), in runs of "
+    "equal length, mean and 95 % interval over seeds. Above, O_FB/η, which would be constant in a "
+    "harmonic landscape with constant noise; below, the ratio of the two, minus one."
+)
 _TIMES = (
     "{title}, beyond the paper: epochs after which the sides of FDR1 stay within 10 % of each "
     "other, against the learning rate, geometric mean and 95 % interval over seeds. The line is a "
@@ -100,6 +105,8 @@ PANELS: Mapping[str, Panel] = MappingProxyType(
             Panel("B2b", "cnn", ("cnn-fp32", "cnn-tf32", "cnn-fp16"), _PRECISION, gpu=True),
             Panel("B3a", "mlp", ("mlp-sequence",), _TIMES),
             Panel("B3b", "cnn", ("cnn-sequence",), _TIMES),
+            Panel("B4a", "mlp", ("mlp-reshuffled", "mlp-independent"), _COMPARISON),
+            Panel("B4b", "cnn", ("cnn-sequence", "cnn-independent"), _COMPARISON),
         )
     }
 )

@@ -135,8 +135,9 @@ def _plan(
     plan = profiles.profile(profile, epochs_scale, seeds)
     absent = [panel for panel in panels if panel not in plan.panels]
     if absent:
+        needs = "a GPU and the" if PANELS[absent[0]].gpu else "the"
         raise ValueError(
-            f"figure {absent[0]!r} is not part of the profile {profile!r}: it needs a GPU and the "
+            f"figure {absent[0]!r} is not part of the profile {profile!r}: it needs {needs} "
             "profile 'paper'"
         )
     if part is None:
