@@ -90,7 +90,7 @@ def test_unbiased_runs_draw_independent_batches():
 
 
 def test_compared_runs_differ_only_in_how_batches_are_drawn():
-    """And, for the CNN, in the number and the values of their seeds."""
+    """And, for the CNN, in their seeds and in how often rows are recorded."""
     shuffled, independent = PAPER["mlp-reshuffled"], PAPER["mlp-independent"]
     assert replace(shuffled, name="mlp-independent", sampling="independent") == independent
     assert (shuffled.precision, len(shuffled.seeds)) == ("tf32", 16)
@@ -100,7 +100,8 @@ def test_compared_runs_differ_only_in_how_batches_are_drawn():
     )
     sequence, independent = PAPER["cnn-sequence"], PAPER["cnn-independent"]
     assert len(independent.seeds) == independent.full_seeds == 8
-    same = {"name": "cnn-sequence", "sampling": "shuffled", "full_seeds": 16}
+    assert independent.record_every == independent.gradient_every
+    same = {"name": "cnn-sequence", "sampling": "shuffled", "full_seeds": 16, "record_every": 1}
     assert replace(independent, **same, seeds=sequence.seeds) == sequence
 
 
@@ -226,6 +227,7 @@ def test_invalid_runs_and_profiles_raise():
         Run("r", TASK, {"a": PiecewiseConstant(((0.1, 1),))}, (0, 0), "performance")
     for wrong, words in (
         ({"gradient_every": 0}, "gradient_every of run 'r' must be at least 1, got 0"),
+        ({"record_every": 0}, "record_every of run 'r' must be at least 1, got 0"),
         ({"sampling": "sorted"}, "sampling of run 'r' must be one of shuffled, independent, got"),
         ({"precision": "fp8"}, "precision of run 'r' must be one of fp32, tf32, fp16, got 'fp8'"),
     ):

@@ -107,6 +107,7 @@ class _Size:
     """How batches are drawn in that comparison, with a run for each."""
     compared_seeds: int = 0
     compared_precision: Precision = "fp32"
+    compared_record_every: int = 1
 
 
 def _runs(*sizes: _Size) -> Mapping[str, Run]:
@@ -223,6 +224,7 @@ def _comparison(size: _Size) -> Iterator[Run]:
             sampling=sampling,
             gradient_every=size.gradient_every,
             precision=size.compared_precision,
+            record_every=size.compared_record_every,
         )
 
 
@@ -301,6 +303,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     compared=("independent",),
                     compared_seeds=8,
                     compared_precision="fp16",
+                    compared_record_every=5,
                 ),
             ),
         ),

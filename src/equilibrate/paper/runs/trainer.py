@@ -80,7 +80,9 @@ class Trainer:
         if self._norms is not None and norm is not None:
             self._norms.add(epoch, norm)
         if self.run.measures == "landscape":
-            rows = [*self._rows_within(epoch), self._landscape_row(epoch)]
+            rows, last = self._rows_within(epoch), self._landscape_row(epoch)
+            if self.run.row_due(epoch.epoch):
+                rows.append(last)
         else:
             rows = [self._performance_row(epoch)]
         self._update_lrs()
