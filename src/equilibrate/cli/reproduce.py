@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 
 from equilibrate.cli.device import DeviceOption, parse_device
-from equilibrate.cli.interrupt import interrupt_message
+from equilibrate.cli.interrupt import exit_if_unfinished, interrupt_message
 from equilibrate.paper.analysis import verdicts
 from equilibrate.paper.output import terminal
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.runs import reproduce as reproduction
-from equilibrate.paper.runs.outputs import drawn_panels
+from equilibrate.paper.runs.outputs import drawn_panels, recorded_timings
 from equilibrate.paper.runs.ranks import connect
 
 
@@ -53,10 +53,20 @@ def reproduce(
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Draw what is recorded without running anything.")
     ] = False,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            help="Stop the runs after this time and exit with code 3. The next call continues "
+            "them. Drawing, after the last run, takes up to a minute more.",
+            show_default="no limit",
+        ),
+    ] = None,
 ) -> None:
     """Run the experiments of the paper, draw its figures and check its claims.
 
-    An interrupted command continues when it is run again.
+    An interrupted command continues when it is run again. With --max-minutes it stops by itself,
+    so that a long reproduction can be made in several calls.
 
     To use several GPUs or CPU cores, start it with torchrun: `torchrun --nproc-per-node 4 -m
     equilibrate reproduce …`. Each process executes some of the seeds of each run.
@@ -64,9 +74,11 @@ def reproduce(
     console = Console()
     out = out or Path("runs") / f"reproduce-{profile}"
     change = " without --overwrite" if overwrite else ""
+    hint = f"Run the same command again{change} to continue."
     with (
         connect() as ranks,
-        interrupt_message(console, f"Run the same command again{change} to continue."),
+        interrupt_message(console, hint),
+        exit_if_unfinished(console, hint, quiet=ranks.rank > 0),
     ):
         name = "cpu" if draw_only else device
         devices = ranks.together(lambda: str(parse_device(name, ranks)))
@@ -81,6 +93,7 @@ def reproduce(
             part=part,
             overwrite=overwrite,
             draw_only=draw_only,
+            max_minutes=max_minutes,
             console=console,
             ranks=ranks,
         )
@@ -90,3 +103,5 @@ def reproduce(
         console.print(table)
     for name in ("records", "figures", "claims.json", "tables.md", "report.html"):
         console.print(f"{name:<12} {out / name}", highlight=False, soft_wrap=True)
+    if timings := recorded_timings(out):
+        console.print(f"{'run time':<12} {terminal.run_time(timings)}", highlight=False)

@@ -42,6 +42,13 @@ EXPECTED = {
     ("B2a", "precision-landscape-mlp"),
     ("B2b", "precision-residual-cnn"),
     ("B2b", "precision-landscape-cnn"),
+    ("B4a", "equal-length-meet-mlp"),
+    ("B4a", "equal-length-lowers-mlp"),
+    ("B4a", "equal-length-reshuffled-linear-mlp"),
+    ("B4a", "equal-length-independent-linear-mlp"),
+    ("B4b", "equal-length-meet-cnn"),
+    ("B4b", "equal-length-lowers-cnn"),
+    ("B4b", "equal-length-larger-cnn"),
 }
 
 
@@ -84,3 +91,15 @@ def test_comparisons_of_precisions_are_counted():
     further = {"mlp-tf32", "cnn-tf32", "cnn-fp16"}
     assert further <= set(PAPER)
     assert 2 * len(further) == COMPARISONS
+
+
+def test_follow_ups_have_the_bound_of_the_first_measurement():
+    """The claim of the same name about the first runs, or about the paper's."""
+    bound = {claim.id: claim.bound for claim in CLAIMS}
+    for task in ("mlp", "cnn"):
+        assert bound[f"equal-length-meet-{task}"] == bound[f"unbiased-meet-{task}"]
+        assert bound[f"equal-length-lowers-{task}"] == bound[f"shuffling-lowers-{task}"]
+    assert bound["equal-length-reshuffled-linear-mlp"] == bound["landscape-linear-mlp"]
+    assert bound["equal-length-independent-linear-mlp"] == bound["unbiased-linear-mlp"]
+    later = {claim.id for claim in CLAIMS if claim.follow_up}
+    assert later == {name for name in bound if name.startswith("equal-length")}

@@ -258,10 +258,31 @@ def test_a_run_that_has_just_begun_is_drawn_as_incomplete(panel, begun):
     )
     assert ("incomplete" in shown) == any(not run.complete for run in runs)
     # With independent batches the CNN's phases are shorter, so that panel 3b has a point.
-    unfinished = panel in ("3a", "B3a", "B3b")
+    unfinished = panel in ("3a", "B3a", "B3b", "B4a", "B4b")
     assert ("no learning rate is finished" in shown) == unfinished
 
 
 def test_an_unknown_panel_raises(whole):
     with pytest.raises(ValueError, match="panel='5c' is unknown"):
         figures.draw("5c", whole)
+
+
+def test_figure_1_has_the_l2_term_if_the_norm_is_recorded(whole, tmp_path):
+    columns = COLUMNS["landscape"] | {
+        "norm_square": lambda *_: 20.0,
+        "step_norm_square": lambda *_: 30.0,
+    }
+    run = profile("paper").runs["mlp-initial"]
+    write(run, tmp_path, columns)
+    regularized = results.load(tmp_path / "records")
+    loss = figures.draw("1a", regularized).axes[0]
+    curves = {line.get_label(): line.get_ydata()[-1] for line in loss.lines}
+    assert curves == pytest.approx({"cross-entropy": 0.5, "$f^B$": 0.75, r"$\overline{f^B}$": 0.6})
+    assert loss.get_ylabel() == "loss"
+    assert "with the L2 term" in figures.caption("1a", regularized)
+
+    loss = figures.draw("1a", whole).axes[0]
+    curves = {line.get_label(): line.get_ydata()[-1] for line in loss.lines}
+    assert curves == pytest.approx({"$f^B$": 0.6, r"$\overline{f^B}$": 0.5})
+    assert loss.get_ylabel() == "cross-entropy"
+    assert "without the L2 term" in figures.caption("1a", whole)

@@ -1,6 +1,8 @@
 """The runs have the numbers of appendix B and section 3.3; invalid runs raise errors."""
 
 import json
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -57,9 +59,9 @@ def test_scheduling_runs_are_those_of_the_paper():
         assert PAPER[name].algorithm == name.split("-")[1]
 
 
-def test_panels_are_fourteen_of_the_paper_and_six_more():
+def test_panels_are_fourteen_of_the_paper_and_eight_more():
     paper = "1a 1b 2a 2b 3a 3b 4a 4b S1a S1b S2a S2b S2c S2d"
-    assert " ".join(PANELS) == f"{paper} B1a B1b B2a B2b B3a B3b"
+    assert " ".join(PANELS) == f"{paper} B1a B1b B2a B2b B3a B3b B4a B4b"
     assert PROFILES["paper"].panels == tuple(PANELS)
     assert " ".join(PROFILES["quick"].panels) == f"{paper} B1a B1b B3a B3b"  # no GPU
     for each in PROFILES.values():
@@ -81,9 +83,33 @@ def test_unbiased_runs_draw_independent_batches():
     assert isinstance(whole, PiecewiseConstant)
     assert [(lr, 5 * epochs) for lr, epochs in fifth.phases] == [*whole.phases]
     assert {run.sampling for run in (mlp, cnn)} == {"independent"}
-    others = {run.sampling for name, run in PAPER.items() if "unbiased" not in name}
+    kinds = "unbiased", "independent"
+    others = {run.sampling for name, run in PAPER.items() if not name.endswith(kinds)}
     assert others == {"shuffled"}
     assert (cnn.momentum, cnn.zero_velocity, cnn.start) == (0.9, True, "cnn-initial")
+
+
+def test_compared_runs_differ_only_in_how_batches_are_drawn():
+    """And, for the CNN, in their seeds and in how often rows are recorded."""
+    shuffled, independent = PAPER["mlp-reshuffled"], PAPER["mlp-independent"]
+    assert replace(shuffled, name="mlp-independent", sampling="independent") == independent
+    assert (shuffled.precision, len(shuffled.seeds)) == ("tf32", 16)
+    (schedule,) = shuffled.arms.values()
+    assert schedule == PiecewiseConstant(
+        ((0.05, 100), (0.02, 100), (0.01, 300), (0.005, 300), (0.003, 600))
+    )
+    sequence, independent = PAPER["cnn-sequence"], PAPER["cnn-independent"]
+    assert len(independent.seeds) == independent.full_seeds == 8
+    assert independent.record_every == independent.gradient_every
+    same = {"name": "cnn-sequence", "sampling": "shuffled", "full_seeds": 16, "record_every": 1}
+    assert replace(independent, **same, seeds=sequence.seeds) == sequence
+
+
+def test_no_two_runs_from_one_state_share_the_order_of_their_batches():
+    for first, second in combinations(PAPER.values(), 2):
+        same = first.start == second.start is not None and first.sampling == second.sampling
+        if same and first.task == second.task and first.precision == second.precision:
+            assert not set(first.seeds) & set(second.seeds)
 
 
 def test_grid_contains_both_settings_of_the_paper():
@@ -101,7 +127,8 @@ def test_runs_that_compare_precisions_differ_in_nothing_else():
         assert [run.precision for run in runs] == list(kinds)
         assert len({(run.seeds, run.momentum, run.start, *run.arms.values()) for run in runs}) == 1
         assert len(runs[0].seeds) == 16
-    rest = [run for name, run in PAPER.items() if name[4:] not in ("fp32", "tf32", "fp16")]
+    own = ("fp32", "tf32", "fp16", "reshuffled", "independent")
+    rest = [run for name, run in PAPER.items() if name[4:] not in own]
     assert {(run.task.name, run.precision) for run in rest} == {("mlp", "fp32"), ("cnn", "fp16")}
 
 
@@ -200,6 +227,7 @@ def test_invalid_runs_and_profiles_raise():
         Run("r", TASK, {"a": PiecewiseConstant(((0.1, 1),))}, (0, 0), "performance")
     for wrong, words in (
         ({"gradient_every": 0}, "gradient_every of run 'r' must be at least 1, got 0"),
+        ({"record_every": 0}, "record_every of run 'r' must be at least 1, got 0"),
         ({"sampling": "sorted"}, "sampling of run 'r' must be one of shuffled, independent, got"),
         ({"precision": "fp8"}, "precision of run 'r' must be one of fp32, tf32, fp16, got 'fp8'"),
     ):

@@ -1,9 +1,12 @@
 """The remaining time of runs is estimated from the speed so far."""
 
+from dataclasses import replace
+
 import pytest
 
 from equilibrate.paper.protocol import profiles
 from equilibrate.paper.runs.eta import RemainingTime
+from equilibrate.paper.runs.timings import Timing
 
 
 def test_remaining_time_follows_from_the_speed():
@@ -28,3 +31,30 @@ def test_resumed_run_is_timed_from_its_first_update():
     remaining.update(run.name, 30, 0.0)
     remaining.update(run.name, 32, 1.0)
     assert remaining.seconds() == pytest.approx((run.epochs - 32) * 0.5)
+
+
+def timing(run, seconds):
+    return Timing(run.name, len(run.replicas), run.epochs, 600, seconds, "GPU", "2.11", "fp32")
+
+
+def test_runs_of_earlier_calls_count_by_precision_and_replicas():
+    """The most similar one: the same precision first, then the number of replicas."""
+    plan = profiles.profile("paper")
+    few, many, tf32 = (plan.runs[name] for name in ("mlp-initial", "mlp-grid", "mlp-tf32"))
+    finished = [
+        (few, timing(few, 4 * 100 * 3.0)),
+        (many, timing(many, 16 * 400 * 2.0)),
+        (tf32, timing(tf32, 16 * 60 * 1.0)),
+    ]
+    sequence, grid = plan.runs["mlp-sequence"], replace(many, name="other")
+    remaining = RemainingTime([sequence, grid, replace(tf32, name="third")], {}, finished)
+    assert remaining.seconds("mlp-sequence") == pytest.approx(4 * 3500 * 3.0)
+    assert remaining.seconds("other") == pytest.approx(16 * 400 * 2.0)
+    assert remaining.seconds("third") == pytest.approx(16 * 60 * 1.0)
+    assert RemainingTime([plan.runs["cnn-grid"]], {}, finished).seconds() is None
+
+
+def test_recorded_epochs_do_not_remain():
+    run = profiles.profile("paper").runs["mlp-sequence"]
+    remaining = RemainingTime([run], {run.name: 3000}, [(run, timing(run, 4 * 3500 * 1.0))])
+    assert (remaining.epochs, remaining.seconds()) == (500, pytest.approx(4 * 500))

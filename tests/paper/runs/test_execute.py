@@ -106,6 +106,18 @@ def test_rows_are_at_log_spaced_steps_and_at_epoch_ends(tmp_path, digits):
     assert [row["epoch"] for row in rows] == pytest.approx([step / 15 for step in steps], rel=1e-6)
 
 
+def test_fewer_rows_have_the_same_numbers(tmp_path, digits):
+    """Rows every fourth epoch, in spite of gradients after every third."""
+    execute(INITIAL, tmp_path, digits)
+    run = replace(SEQUENCE, gradient_every=3)
+    every = execute(replace(run, name="every"), tmp_path, digits)
+    fewer = execute(replace(run, name="fewer", record_every=4), tmp_path, digits)
+    assert all(row in every for row in fewer)
+    ends = [row["epoch"] for row in fewer if row["step"] % 15 == 0]
+    assert ends == [3, 4, 8, 12]  # the phase ends after 3 and 12 epochs
+    assert [row["epoch"] for row in fewer if "landscape" in row] == [3, 12]
+
+
 def test_replicas_of_a_sequence_have_the_same_initial_weights(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
     first, second = execution._initial_models(SEQUENCE, tmp_path)
@@ -308,7 +320,8 @@ def test_all_records_of_the_paper_fit_into_twenty_megabytes():
         if run.measures == "landscape":
             phases = [len(s.phases) for s in run.arms.values() if isinstance(s, PiecewiseConstant)]
             inside = max(phases) * len(trainer._log_spaced(1, 10 * 600))
-        numbers = (run.epochs + inside) * (2 + 6 * len(run.replicas))
+        ends = sum(run.row_due(epoch) for epoch in range(1, run.epochs + 1))
+        numbers = (ends + inside) * (2 + 6 * len(run.replicas))
         total += 12 * numbers
     assert total < 20e6
 

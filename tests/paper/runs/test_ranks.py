@@ -32,7 +32,7 @@ def arguments(out: Path, epochs_scale: float) -> list[str]:
     return [*command, "--epochs-scale", str(epochs_scale)]
 
 
-def start(folder: Path, out: Path, epochs_scale: float) -> list[ForkServerProcess]:
+def start(folder: Path, out: Path, epochs_scale: float, *options: str) -> list[ForkServerProcess]:
     """Start two processes that reproduce the panels together, with their output in `folder`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -40,7 +40,7 @@ def start(folder: Path, out: Path, epochs_scale: float) -> list[ForkServerProces
     return [
         forks.start(
             forks.command_line,
-            arguments(out, epochs_scale),
+            [*arguments(out, epochs_scale), *options],
             folder / f"rank{rank}.txt",
             {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
@@ -122,6 +122,18 @@ def test_two_processes_give_the_results_of_one(made, single):
     assert (out / "figures" / "fig2a.svg").exists()
     assert output.count("report.html ") == 1  # only one process reports
     assert output.count("all runs") == 1
+
+
+def test_processes_stop_together_and_continue(tmp_path, single):
+    """The time is over during the first stage, so no run of the next one begins."""
+    out = tmp_path / "out"
+    codes, output = finish(start(tmp_path, out, 0.02, "--max-minutes", "1e-9"), tmp_path)
+    assert codes == [3, 3], output
+    assert output.count("Stopped at the time limit") == 1
+    assert not any("sequence" in name for name in names(out))
+    codes, output = finish(start(tmp_path, out, 0.02), tmp_path)
+    assert codes == [0, 0], output
+    assert_same_results(out, single)
 
 
 def test_another_number_of_processes_completes_the_parts(copy, single):

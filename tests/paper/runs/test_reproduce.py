@@ -48,7 +48,7 @@ def test_all_panels_claims_and_the_report_are_written(made):
     page = (out / "report.html").read_text()
     assert page.count("<figure") == len(panels) == 18
     assert "small models on scikit-learn" in page
-    assert ": B2a, B2b." in page
+    assert ": B2a, B2b, B4a, B4b." in page
     assert "2 of 4" in page  # seeds, in the protocol
 
 

@@ -8,101 +8,31 @@ listed in docs/protocol-choices.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from equilibrate.paper.analysis import findings
-from equilibrate.paper.analysis.bounds import Agreement, Bound, Interval, SamplingErrors
+from equilibrate.paper.analysis.bounds import Agreement, Interval, SamplingErrors
+from equilibrate.paper.analysis.claim import (
+    ABOVE,
+    BELOW,
+    DEPARTURE,
+    MEETING,
+    RESIDUAL,
+    SHUFFLING,
+    STRAIGHT,
+    UNBIASED,
+    WORST,
+    Claim,
+    Short,
+)
 from equilibrate.paper.analysis.findings import COMPARISONS
-from equilibrate.paper.analysis.measures import BEGINNING, END, RELAXED, TEST_IMAGES
-from equilibrate.paper.protocol.run import Task
-from equilibrate.report.numbers import format_number
+from equilibrate.paper.analysis.follow_ups import FOLLOW_UPS
+from equilibrate.paper.analysis.measures import BEGINNING, END, RELAXED
 
-
-@dataclass(frozen=True)
-class Short:
-    """A claim in a few words, for a summary."""
-
-    text: str
-    """What is claimed."""
-    measured: str
-    """What was measured, with {} for the number."""
-    scale: float = 100.0
-    """Factor by which the measured number is multiplied: 100 for per cent."""
-
-    def describe(self, measured: float, margin: float | None) -> str:
-        """Describe a measured value in a few words.
-
-        >>> Short("the sides meet", "{} % apart").describe(0.01, 0.002)
-        '1.00 ± 0.20 % apart'
-
-        Args:
-            measured: The value.
-            margin: Half the width of its confidence interval, or None.
-
-        Returns:
-            The text.
-        """
-        scaled = None if margin is None else self.scale * margin
-        return self.measured.format(format_number(self.scale * measured, scaled))
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim about some runs, and how it is tested."""
-
-    id: str
-    """Unique name; it ends in the name of the task."""
-    figure: str
-    """Figure, or panel of a figure, that shows it."""
-    statement: str
-    """What is claimed, with {title} for the title of the task."""
-    runs: tuple[str, ...]
-    """Runs from which it is measured."""
-    measure: findings.Finding
-    """Maps the results of `runs` to estimates, all of which have to satisfy `bound`."""
-    quantity: str
-    """What is measured, in words."""
-    bound: Bound
-    """Bound on the measured values."""
-    why: str
-    """Reason for the bound, with {images} for the number of test images."""
-    where: str = ""
-    """Where `quantity` is measured, if the text of the bound has to say so."""
-    short: Short | None = None
-    """The claim in a few words; None if it is not part of the summary."""
-    general: bool = False
-    """Whether it is about any stationary SGD, so that any profile can test it.
-
-    Other claims are about the paper's own models and data, trained for as long as in the paper.
-    """
-    ours: bool = False
-    """Whether it is not made in the paper."""
-
-    def statement_for(self, task: Task) -> str:
-        """Return the statement about a task."""
-        return self.statement.format(title=task.title)
-
-    def bound_for(self, task: Task) -> str:
-        """Return the text of the bound for measurements on the data of a task."""
-        return f"{self.bound.text(self.quantity, task.data)} {self.where}".rstrip()
-
-    def why_for(self, task: Task) -> str:
-        """Return the reason for the bound for measurements on the data of a task."""
-        return self.why.format(images=TEST_IMAGES[task.data])
-
-
-_ABOVE, _BELOW = Interval(low=0.0), Interval(high=0.0)
-_MEETING = Interval(-0.05, 0.05)
-_STRAIGHT = Interval(-0.2, 0.2)
 _BENT = Interval(low=0.2)
 _VANISHING = Interval(-0.5, 0.5)
-_RESIDUAL = "L̄/R̄ − 1"
-_DEPARTURE = "(O_FB/η) / (O_FB/η at the smallest η) − 1"
 _FINAL, _EARLY = "final test accuracy", "test accuracy over the first eighth of the epochs"
-_WORST = "at the end, at the η whose interval extends furthest"
 _COINCIDE = "The paper shows curves that coincide; on its axes 5 % is about the width of a line."
 _SIGN = "The paper ranks the two without numbers, so only the sign of the difference is tested."
-_UNBIASED = "The paper's claim without the bias from reshuffling, with the same bound."
 
 
 def _about(task: str) -> list[Claim]:
@@ -116,8 +46,8 @@ def _about(task: str) -> list[Claim]:
             "{title}: L̄ and R̄ converge to each other in the initial run at η = 0.1.",
             (f"{task}-initial",),
             findings.residuals,
-            _RESIDUAL,
-            _MEETING,
+            RESIDUAL,
+            MEETING,
             _COINCIDE,
             where="at the end",
             general=True,
@@ -128,10 +58,10 @@ def _about(task: str) -> list[Claim]:
             "{title}: L̄ and R̄ agree at sufficiently long times at every η of the sequence.",
             (f"{task}-sequence",),
             findings.residuals,
-            _RESIDUAL,
-            _MEETING,
+            RESIDUAL,
+            MEETING,
             _COINCIDE,
-            where=_WORST,
+            where=WORST,
             short=Short("the sides of FDR1 meet at every η", "{} % apart at the worst η"),
             general=True,
         ),
@@ -142,7 +72,7 @@ def _about(task: str) -> list[Claim]:
             (f"{task}-sequence",),
             findings.relaxation_power,
             f"d log(time until |L̄/R̄ − 1| stays below {RELAXED:g}) / d log η",
-            _BELOW,
+            BELOW,
             "The paper claims the direction only; a relaxation time 1/(ηλ) would give −1.",
             short=Short("the smaller η, the longer it takes", "time ∝ η^({})", 1.0),
             general=True,
@@ -179,7 +109,7 @@ def _about(task: str) -> list[Claim]:
             (schedules, amsgrad),
             findings.accuracy_difference((0, "adaptive"), (1, "amsgrad"), END),
             f"{_FINAL}, adaptive − AMSGrad",
-            _ABOVE,
+            ABOVE,
             _SIGN,
             short=Short("adaptive ends above AMSGrad", "by {} points"),
         ),
@@ -190,7 +120,7 @@ def _about(task: str) -> list[Claim]:
             (amsgrad, adam),
             findings.accuracy_difference((0, "amsgrad"), (1, "adam"), END),
             f"{_FINAL}, AMSGrad − Adam",
-            _ABOVE,
+            ABOVE,
             _SIGN,
             short=Short("AMSGrad ends marginally above Adam", "by {} points"),
         ),
@@ -208,10 +138,10 @@ def _beyond(task: str, precisions: Sequence[str]) -> list[Claim]:
             "{title}: L̄ and R̄ agree at every η with independent batches too.",
             (f"{task}-unbiased",),
             findings.residuals,
-            _RESIDUAL,
-            _MEETING,
+            RESIDUAL,
+            MEETING,
             "If they do not, O_FB with independent batches is not that of a stationary state.",
-            where=_WORST,
+            where=WORST,
             general=True,
             ours=True,
         ),
@@ -234,8 +164,8 @@ def _beyond(task: str, precisions: Sequence[str]) -> list[Claim]:
             "{title}: reshuffled epochs lower O_FB at small learning rates.",
             (f"{task}-sequence", f"{task}-unbiased"),
             findings.shuffling_effect,
-            "O_FB/η, reshuffled / independent batches, mean of the three smallest η, − 1",
-            _BELOW,
+            SHUFFLING,
+            BELOW,
             "On a quadratic loss both terms of O_FB are lowered, at every η (see Derivations).",
             general=True,
             ours=True,
@@ -271,7 +201,7 @@ def _beyond(task: str, precisions: Sequence[str]) -> list[Claim]:
             compared,
             findings.precision_landscapes,
             "largest relative difference of O_FB to single precision",
-            Agreement(_STRAIGHT.high, COMPARISONS),
+            Agreement(STRAIGHT.high, COMPARISONS),
             "A wide interval would cover 0 for lack of data; 20 % is the bound for linearity, too.",
             ours=True,
         ),
@@ -287,8 +217,8 @@ CLAIMS: tuple[Claim, ...] = (
         "{title}: O_FB is linear in the learning rate for η ≲ 0.01.",
         ("mlp-sequence",),
         findings.departures_below(0.01),
-        _DEPARTURE,
-        _STRAIGHT,
+        DEPARTURE,
+        STRAIGHT,
         "The paper compares with the red line by eye; a difference of 20 % would be visible.",
         where="for η ≤ 0.01",
         short=Short("O_FB is linear in η below 0.01", "{} % off the line"),
@@ -299,7 +229,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{title}: anharmonicity is pronounced even down to η ∼ 0.001.",
         ("cnn-sequence",),
         findings.departure_at(0.001),
-        f"|{_DEPARTURE}|",
+        f"|{DEPARTURE}|",
         _BENT,
         "The same distance from the red line as for the MLP.",
         where="at η = 0.001",
@@ -312,7 +242,7 @@ CLAIMS: tuple[Claim, ...] = (
         ("cnn-schedules", "cnn-amsgrad"),
         findings.accuracy_difference((0, "adaptive"), (1, "amsgrad"), BEGINNING),
         f"{_EARLY}, adaptive − AMSGrad",
-        _BELOW,
+        BELOW,
         _SIGN,
         short=Short("adaptive lags behind AMSGrad at first", "by {} points"),
     ),
@@ -323,7 +253,7 @@ CLAIMS: tuple[Claim, ...] = (
         ("cnn-schedules",),
         findings.accuracy_difference((0, "eager"), (0, "adaptive"), BEGINNING),
         f"{_EARLY}, eager − adaptive",
-        _ABOVE,
+        ABOVE,
         _SIGN,
         short=Short("X = 0.1, Y = 0.3 is ahead at first", "by {} points"),
     ),
@@ -334,7 +264,7 @@ CLAIMS: tuple[Claim, ...] = (
         ("cnn-schedules",),
         findings.accuracy_difference((0, "eager"), (0, "adaptive"), END),
         f"{_FINAL}, eager − adaptive",
-        _BELOW,
+        BELOW,
         _SIGN,
         short=Short("… and ends below", "by {} points"),
     ),
@@ -346,9 +276,9 @@ CLAIMS: tuple[Claim, ...] = (
         "{title}: with independent batches O_FB is linear in the learning rate for η ≲ 0.01.",
         ("mlp-unbiased",),
         findings.departures_below(0.01),
-        _DEPARTURE,
-        _STRAIGHT,
-        _UNBIASED,
+        DEPARTURE,
+        STRAIGHT,
+        UNBIASED,
         where="for η ≤ 0.01",
         ours=True,
     ),
@@ -358,11 +288,12 @@ CLAIMS: tuple[Claim, ...] = (
         "{title}: with independent batches anharmonicity is pronounced even down to η ∼ 0.001.",
         ("cnn-unbiased",),
         findings.departure_at(0.001),
-        f"|{_DEPARTURE}|",
+        f"|{DEPARTURE}|",
         _BENT,
-        _UNBIASED,
+        UNBIASED,
         where="at η = 0.001",
         ours=True,
     ),
+    *FOLLOW_UPS,
 )
 """All claims, the paper's and ours."""

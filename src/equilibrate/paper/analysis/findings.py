@@ -135,6 +135,32 @@ def shuffling_effect(shuffled: Result, independent: Result) -> list[Estimate]:
     return [first.over(second).shifted(-1)]
 
 
+def shuffling_effect_between(low: float, high: float) -> Finding:
+    """Measure O_FB with reshuffled batches over that with independent batches, minus one.
+
+    Args:
+        low: The smallest η to consider.
+        high: The largest η to consider.
+
+    Returns:
+        A function that maps the results with reshuffled and with independent batches to one
+        estimate, of the mean of O_FB over these η, or to none if not all of them are finished.
+    """
+
+    def measure(shuffled: Result, independent: Result) -> list[Estimate]:
+        means = []
+        for result in (shuffled, independent):
+            lrs, values = measures.landscape(result)
+            inside = (lrs >= low * (1 - 1e-9)) & (lrs <= high * (1 + 1e-9))
+            if not inside.any() or lrs.min() > low * (1 + 1e-9):  # the sequence is not that far
+                return []
+            means.append(mean_over_seeds(values[inside].mean(0)))
+        first, second = means
+        return [first.over(second).shifted(-1)]
+
+    return measure
+
+
 def accuracy_difference(first: Arm, second: Arm, part: slice) -> Finding:
     """Measure the test accuracy of one arm minus that of another, paired by seed.
 

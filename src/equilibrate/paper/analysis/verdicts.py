@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from equilibrate.estimates import Estimate
 from equilibrate.paper.analysis.bounds import Bound
-from equilibrate.paper.analysis.claims import CLAIMS, Claim
+from equilibrate.paper.analysis.claim import Claim
+from equilibrate.paper.analysis.claims import CLAIMS
 from equilibrate.paper.analysis.results import Result
 from equilibrate.paper.protocol.profiles import PROFILES
 from equilibrate.report.claims import ClaimGroup, JudgedClaim, Verdict
@@ -29,9 +30,11 @@ def judge(results: Results) -> list[JudgedClaim]:
         results: Results by the names of their runs; runs may be missing.
 
     Returns:
-        All claims, those of the paper first, in the order of the figures.
+        All claims, those of the paper first, in the order of the figures. Claims about runs that
+        were added later are left out as long as these runs are not recorded.
     """
-    ordered = sorted(CLAIMS, key=lambda c: (c.ours, c.figure.startswith("S"), c.figure))
+    known = [c for c in CLAIMS if not c.follow_up or set(c.runs) <= set(results)]
+    ordered = sorted(known, key=lambda c: (c.ours, c.figure.startswith("S"), c.figure))
     return [_judge(claim, results) for claim in ordered]
 
 

@@ -1,8 +1,8 @@
-"""Panels that are not in the paper: the grid over X and Y, precisions, and relaxation times."""
+"""Panels that are not in the paper: grids over X and Y, precisions, batches, relaxation times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -97,6 +97,63 @@ def _column(axes: Axes, place: int, values: Array) -> None:
         color="#0b5394",
         elinewidth=1,
         capsize=3,
+    )
+
+
+def comparison(results: Sequence[Result]) -> Figure:
+    """Draw O_FB/η with reshuffled and independent batches, and their ratio.
+
+    Args:
+        results: The run with reshuffled batches and the one with independent batches.
+
+    Returns:
+        The figure.
+    """
+    figure, (values, ratio) = style.stacked((1.8, 1.3))
+    looks = {"shuffled": ("reshuffled", "#222222"), "independent": ("independent", "none")}
+    found = []
+    for result in results:
+        lrs, landscape = measures.landscape(result)
+        estimates = {
+            float(lr): mean_over_seeds(row / lr) for lr, row in zip(lrs, landscape, strict=True)
+        }
+        found.append(estimates)
+        name, fill = looks[result.run.sampling]
+        _points(values, estimates, label=f"{name} batches", mfc=fill)
+    values.set_ylabel(r"$\langle O_{FB}\rangle/\eta$")
+    ratio.set_ylabel("ratio − 1 (%)")
+    ratio.set_xlabel(r"learning rate $\eta$")
+    first, second = found
+    if not (first or second):
+        values.text(0.5, 0.5, "no learning rate is finished yet", ha="center", color="0.4")
+        return figure
+    common = {lr: first[lr].over(second[lr]).shifted(-1) for lr in first if lr in second}
+    _points(ratio, {lr: each.scaled(100) for lr, each in common.items()}, mfc="#222222")
+    ratio.axhline(0, color="0.6", lw=0.6, zorder=0)
+    values.legend(loc="best")
+    ratio.set_xscale("log")
+    ratio.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ratio.xaxis.set_major_formatter("{x:g}")
+    ratio.xaxis.set_minor_formatter(NullFormatter())
+    if common and max(common) > 100 * min(common):
+        ratio.tick_params(axis="x", labelrotation=45)
+    return figure
+
+
+def _points(axes: Axes, estimates: Mapping[float, Estimate], mfc: str, label: str = "") -> None:
+    """Draw estimates over η with their intervals."""
+    margins = [estimate.margin for estimate in estimates.values()]
+    axes.errorbar(
+        [*estimates],
+        [estimate.value for estimate in estimates.values()],
+        yerr=margins if np.isfinite(margins).all() else None,
+        fmt="o",
+        ms=4,
+        color="#222222",
+        elinewidth=0.9,
+        capsize=2,
+        mfc=mfc,
+        label=label,
     )
 
 

@@ -17,14 +17,18 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from equilibrate.paper.analysis import measures
 from equilibrate.paper.analysis.results import Array, Result
 from equilibrate.paper.analysis.seeds import mean_over_seeds
-from equilibrate.paper.output import beyond, style
+from equilibrate.paper.output import beyond, initial, style
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.report.figures import write_figure
 
 Results = Mapping[str, Result]
 
-_LOSS, _LOSS_LIGHT = "#1b6e3c", "#a9dcb5"
-_LEFT, _RIGHT = "#0b5394", "#e0751b"
+_BEYOND = {
+    "B1": beyond.grid,
+    "B2": beyond.precision,
+    "B3": beyond.times,
+    "B4": beyond.comparison,
+}
 _ARMS = {
     "preset": ("#222222", "preset"),
     "adaptive": ("#1f5fd0", "adaptive, $X$ = 0.01, $Y$ = 0.1"),
@@ -43,7 +47,7 @@ def draw(panel: str, results: Results) -> Figure:
     """Draw one panel.
 
     Args:
-        panel: Name of the panel, "1a" to "B3b".
+        panel: Name of the panel, "1a" to "B4b".
         results: Results by the names of their runs, with those of the panel.
 
     Returns:
@@ -59,7 +63,7 @@ def draw(panel: str, results: Results) -> Figure:
     kind = panel.rstrip("abcd")
     with matplotlib.rc_context(style.STYLE):
         if kind == "1":
-            figure = _initial(own[0])
+            figure = initial.draw(own[0])
         elif kind == "2":
             figure = _sequence(own[0])
         elif kind == "3":
@@ -71,7 +75,7 @@ def draw(panel: str, results: Results) -> Figure:
         elif kind == "S2":
             figure = _schedules(own, ("preset", "eager", "amsgrad"), "abcd".index(panel[-1]))
         else:
-            figure = {"B1": beyond.grid, "B2": beyond.precision, "B3": beyond.times}[kind](own)
+            figure = _BEYOND[kind](own)
         _head(figure, panel, own)
     return figure
 
@@ -86,9 +90,12 @@ def caption(panel: str, results: Results) -> str:
     Returns:
         The caption.
     """
-    run = results[PANELS[panel].runs[0]].run
-    seed = "abcd".index(panel[-1])
-    return PANELS[panel].caption.format(title=run.task.title, seed=seed)
+    result = results[PANELS[panel].runs[0]]
+    return PANELS[panel].caption.format(
+        title=result.run.task.title,
+        seed="abcd".index(panel[-1]),
+        loss=initial.describe_loss(result),
+    )
 
 
 def save(panel: str, results: Results, folder: Path | str) -> tuple[Path, Path]:
@@ -117,7 +124,7 @@ def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
     """Add the panel's name and title, and what is missing if a run is incomplete."""
     run = results[0].run
     title = run.task.title
-    if panel[0] in "123" or panel[:2] in ("B2", "B3"):
+    if panel[0] in "123" or panel[:2] in ("B2", "B3", "B4"):
         title += rf", $\mu$ = {run.momentum:g}"
     elif panel[0] == "4" or panel.startswith("B1"):
         title += r", $\mu$ = 0"
@@ -133,31 +140,6 @@ def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:
     if missing:  # above the axes, since a legend may cover the space below
         place = figure.supxlabel if panel.startswith("B1") else figure.suptitle
         place("incomplete – " + ";\n".join(missing), fontsize=6.5, color="#b00020")
-
-
-def _initial(result: Result) -> Figure:
-    figure, (loss, sides) = style.stacked((1.3, 1.7))
-    epoch = result.epoch
-    loss.plot(epoch, _first(result, "batch_loss"), color=_LOSS_LIGHT, lw=0.7, label=r"$f^B$")
-    loss.plot(epoch, _first(result, "loss"), color=_LOSS, label=r"$\overline{f^B}$")
-    loss.set_yscale("log")
-    loss.set_ylabel("cross-entropy")
-    loss.legend(loc="upper right", ncols=2)
-    left, right = _first(result, "left"), _first(result, "right")
-    sides.plot(epoch, style.positive(left), color=_LEFT, label=r"$\overline{O}_L$")
-    sides.plot(epoch, right, color=_RIGHT, ls=(0, (3, 1.2)), label=r"$\overline{O}_R$")
-    sides.set_xscale("log")
-    sides.set_yscale("log")
-    sides.set_xlabel("epochs")
-    sides.set_ylabel("half-running averages")
-    residual = left[-1] / right[-1] - 1
-    ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} % at the end"
-    legend = sides.legend(loc="lower right", title=ratio, title_fontsize=7.5, ncols=2)
-    legend.set(frame_on=True)
-    legend.get_frame().set(edgecolor="none", alpha=0.8)  # a curve near zero may run behind it
-    sides.set_ylim(bottom=float(np.nanmin(right)) / 10)  # room for the legend
-    style.plain_ticks(loss)
-    return figure
 
 
 def _sequence(result: Result) -> Figure:
@@ -372,7 +354,3 @@ def _accuracy(axes: Axes) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     places = 0 if np.nanmax(values) - low > 0.04 else 1
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=places, symbol=" %"))
-
-
-def _first(result: Result, name: str) -> Array:
-    return result.column(name)[:, 0]

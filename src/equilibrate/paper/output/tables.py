@@ -12,7 +12,7 @@ from equilibrate.paper.analysis import findings, measures
 from equilibrate.paper.analysis.measures import END
 from equilibrate.paper.analysis.results import Array, Phase, Result
 from equilibrate.paper.analysis.seeds import mean_over_seeds
-from equilibrate.paper.protocol.panels import paper_runs
+from equilibrate.paper.protocol.panels import PANELS, paper_runs
 from equilibrate.paper.protocol.profiles import PROFILES
 from equilibrate.paper.protocol.run import whole_name
 from equilibrate.paper.runs.timings import Timing
@@ -43,7 +43,8 @@ def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
         The tables that are not empty, in the order of the figures.
     """
     results = {name: result for name, result in results.items() if len(result.epoch)}
-    found = [table(results, task) for table in (_equilibration, _landscape) for task in _TASKS]
+    kinds = (_equilibration, _landscape, _comparison)
+    found = [table(results, task) for table in kinds for task in _TASKS]
     found.append(_accuracies(results))
     found += [table for task in _TASKS for table in _grid(results, task)]
     found += [_precision(results), _speed(timings)]
@@ -177,6 +178,33 @@ def _landscape(results: Results, task: str) -> Table | None:
     return Table(_heading(f"O_FB, {both[0].run.task.title}", *both), columns, rows)
 
 
+def _comparison(results: Results, task: str) -> Table | None:
+    """Return FDR1 and O_FB with reshuffled and independent batches in runs of equal length."""
+    names = PANELS["B4a" if task == "mlp" else "B4b"].runs
+    if not set(names) <= set(results):
+        return None
+    both = [results[name] for name in names]
+    shuffled, independent = ({p.lr: p for p in measures.finished(r)} for r in both)
+    rows = []
+    for lr in [lr for lr in shuffled if lr in independent]:
+        pair = [phases[lr] for phases in (shuffled, independent)]
+        values = [_value(phase) for phase in pair]
+        cells = [_over_seeds(measures.residual(phase)) for phase in pair]
+        cells += [format_estimate(value.scaled(1 / lr)) for value in values]
+        ratio = values[0].over(values[1]).shifted(-1)
+        rows.append([f"{lr:g}", *cells, format_estimate(ratio)])
+    columns = [
+        "η",
+        "L̄/R̄ − 1, reshuffled",
+        "L̄/R̄ − 1, independent",
+        "O_FB/η, reshuffled",
+        "O_FB/η, independent",
+        "O_FB, reshuffled / independent − 1",
+    ]
+    title = f"Batches in runs of equal length, {both[0].run.task.title}"
+    return Table(_heading(title, *both), columns, rows)
+
+
 _BATCHES = {"sequence": "reshuffled", "unbiased": "independent"}
 
 
@@ -279,7 +307,7 @@ def _speed(timings: Iterable[Timing]) -> Table:
             f"{timing.replicas}",
             f"{timing.epochs}",
             measures.PRECISIONS[timing.precision],
-            _clock(timing.seconds),
+            format_clock(timing.seconds),
             f"{timing.steps_per_second:.0f}",
             f"{timing.replica_step_microseconds:.1f}",
             f"{timing.device}, torch {timing.torch}",
@@ -287,10 +315,11 @@ def _speed(timings: Iterable[Timing]) -> Table:
         )
         for timing in made
     ]
-    theirs = [timing for timing in made if whole[timing] in paper_runs()]
-    for name, some in {"runs of the paper": theirs, "all runs": made}.items():
+    for name, some in {"runs of the paper": of_the_paper(made), "all runs": made}.items():
         if some:
-            rows.append((name, "", "", "", _clock(sum(t.seconds for t in some)), "", "", "", ""))
+            rows.append(
+                (name, "", "", "", format_clock(sum(t.seconds for t in some)), "", "", "", "")
+            )
     columns = ("Run", "replicas", "epochs", "precision", "wall time", "steps/s", "µs/replica-step")
     return Table("Speed, all measurements included", (*columns, "on", "commit"), rows)
 
@@ -304,11 +333,26 @@ def _abbreviated(commit: str | None) -> str:
     return "–" if commit is None else commit[:7] + "+" * commit.endswith("+")
 
 
-def _clock(seconds: float) -> str:
+def of_the_paper(timings: Iterable[Timing]) -> list[Timing]:
+    """Select the runs that the figures of the paper need.
+
+    Args:
+        timings: The timings of runs and parts of runs.
+
+    Returns:
+        Those that are not additions to the paper.
+    """
+    return [timing for timing in timings if whole_name(timing.run) in paper_runs()]
+
+
+def format_clock(seconds: float) -> str:
     """Return a duration in minutes and seconds.
 
-    >>> [_clock(s) for s in (4.26, 59.97, 347.0)]
+    >>> [format_clock(s) for s in (4.26, 59.97, 347.0)]
     ['4.3 s', '1 min 0 s', '5 min 47 s']
+
+    Args:
+        seconds: The duration in seconds.
     """
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"

@@ -8,6 +8,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from equilibrate.paper.output.tables import format_clock, of_the_paper
+from equilibrate.paper.runs.timings import Timing
 from equilibrate.report.claims import ClaimGroup
 
 _COLOURS = {
@@ -46,3 +48,19 @@ def claim_tables(groups: Sequence[ClaimGroup]) -> Iterator[Table]:
                 f"[{_COLOURS[claim.verdict]}]{claim.verdict}[/]{remark}",
             )
         yield table
+
+
+def run_time(timings: Sequence[Timing]) -> str:
+    """Describe how long all runs took, over all calls of the command.
+
+    >>> run_time([Timing("mlp-grid", 16, 400, 600, 42.656, "NVIDIA H200", "2.11.0", "fp32")])
+    '42.7 s, runs of the paper 0.0 s'
+
+    Args:
+        timings: The timings of the runs.
+
+    Returns:
+        The time of all runs and that of the runs of the paper.
+    """
+    total, theirs = (sum(t.seconds for t in some) for some in (timings, of_the_paper(timings)))
+    return f"{format_clock(total)}, runs of the paper {format_clock(theirs)}"

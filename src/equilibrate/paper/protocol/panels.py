@@ -19,7 +19,7 @@ class Panel:
     runs: tuple[str, ...]
     """The runs that it is drawn from."""
     caption: str
-    """The caption, with the fields `title` and `seed`."""
+    """The caption, with the fields `title`, `seed` and `loss`."""
     optional: tuple[str, ...] = ()
     """Runs that are drawn too if they are available."""
     gpu: bool = False
@@ -32,9 +32,8 @@ class Panel:
 
 
 _INITIAL = (
-    "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches (light) "
-    "and its half-running average (dark); below, the two sides of FDR1, which meet once the norm "
-    "of the weights no longer drifts."
+    "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches {loss}; "
+    "below, the two sides of FDR1, which meet once the norm of the weights no longer drifts."
 )
 _SEQUENCE = (
     "{title}: the two sides of FDR1 after each decrease of the learning rate, left solid and right "
@@ -70,6 +69,11 @@ _PRECISION = (
     "precision, mean and 95 % interval over the same seeds. Above, the residual of FDR1; below, "
     "the full-batch observable O_FB."
 )
+_COMPARISON = (
+    "{title}, beyond the paper: reshuffled (filled) and independent batches (open), in runs of "
+    "equal length, mean and 95 % interval over seeds. Above, O_FB/η, which would be constant in a "
+    "harmonic landscape with constant noise; below, the ratio of the two, minus one."
+)
 _TIMES = (
     "{title}, beyond the paper: epochs after which the sides of FDR1 stay within 10 % of each "
     "other, against the learning rate, geometric mean and 95 % interval over seeds. The line is a "
@@ -101,6 +105,8 @@ PANELS: Mapping[str, Panel] = MappingProxyType(
             Panel("B2b", "cnn", ("cnn-fp32", "cnn-tf32", "cnn-fp16"), _PRECISION, gpu=True),
             Panel("B3a", "mlp", ("mlp-sequence",), _TIMES),
             Panel("B3b", "cnn", ("cnn-sequence",), _TIMES),
+            Panel("B4a", "mlp", ("mlp-reshuffled", "mlp-independent"), _COMPARISON),
+            Panel("B4b", "cnn", ("cnn-sequence", "cnn-independent"), _COMPARISON),
         )
     }
 )

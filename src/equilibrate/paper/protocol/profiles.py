@@ -1,6 +1,6 @@
 """All runs, those of the paper and additions to it, at full size and at a quick size.
 
-Settings that the paper leaves open are chosen here; docs/choices.md explains them.
+Settings that the paper leaves open are chosen here; docs/protocol-choices.md explains them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from equilibrate.ensemble import Precision
+from equilibrate.ensemble import Precision, Sampling
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.protocol.run import Run, Task
 from equilibrate.paper.protocol.schedules import Adaptive, PiecewiseConstant
@@ -101,11 +101,19 @@ class _Size:
     gradient_every: int = 1
     """In the sequence."""
     unbiased_gradient_every: int = 1
+    comparison: PiecewiseConstant | None = None
+    """Sequence in which reshuffled and independent batches are compared at equal length."""
+    compared: tuple[Sampling, ...] = ()
+    """How batches are drawn in that comparison, with a run for each."""
+    compared_seeds: int = 0
+    compared_precision: Precision = "fp32"
+    compared_record_every: int = 1
 
 
 def _runs(*sizes: _Size) -> Mapping[str, Run]:
-    # Short runs come first, so that the remaining time is known early.
-    stages = (_initial, _scheduling, _grid, _precisions, _unbiased, _sequence)
+    # Short runs come first, so that the remaining time is known early; those that were added to
+    # decide what the others left open come last.
+    stages = (_initial, _scheduling, _grid, _precisions, _unbiased, _sequence, _comparison)
     runs = [run for stage in stages for size in sizes for run in stage(size)]
     return MappingProxyType({run.name: run for run in runs})
 
@@ -206,6 +214,20 @@ def _sequence(size: _Size) -> Iterator[Run]:
     )
 
 
+def _comparison(size: _Size) -> Iterator[Run]:
+    for sampling in size.compared:
+        assert size.comparison is not None
+        name = {"shuffled": "reshuffled", "independent": "independent"}[sampling]
+        seeds = range(400, 400 + size.compared_seeds)
+        yield replace(
+            _landscape(size, name, {"sequence": size.comparison}, seeds),
+            sampling=sampling,
+            gradient_every=size.gradient_every,
+            precision=size.compared_precision,
+            record_every=size.compared_record_every,
+        )
+
+
 def _each(lrs: Iterable[float], epochs: int) -> dict[str, PiecewiseConstant]:
     # One arm for each learning rate.
     return {f"η={lr:g}": PiecewiseConstant(((lr, epochs),)) for lr in lrs}
@@ -230,6 +252,11 @@ _CNN_SEQUENCE = PiecewiseConstant(
         (0.0001, 800),
     )
 )
+# Only the three smallest learning rates are compared. The others bring the weights to a comparable
+# state, for which a fifth of the epochs of the sequence is enough.
+_MLP_COMPARISON = PiecewiseConstant(
+    ((0.05, 100), (0.02, 100), (0.01, 300), (0.005, 300), (0.003, 600))
+)
 _QUICK_MLP_SEQUENCE = PiecewiseConstant(((0.05, 50), (0.03, 80), (0.02, 120), (0.01, 300)))
 _QUICK_CNN_SEQUENCE = PiecewiseConstant(
     ((0.05, 40), (0.02, 40), (0.01, 50), (0.005, 60), (0.003, 80))
@@ -251,6 +278,10 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     grid_epochs=400,
                     precisions=("fp32", "tf32"),
                     precision_epochs=60,
+                    comparison=_MLP_COMPARISON,
+                    compared=("independent", "shuffled"),
+                    compared_seeds=16,
+                    compared_precision="tf32",
                 ),
                 _Size(
                     Task("cnn", "cnn", "cifar10", "CNN on CIFAR-10"),
@@ -267,6 +298,12 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                     precision_epochs=40,
                     gradient_every=5,
                     unbiased_gradient_every=2,
+                    # The sequence itself is the run with reshuffled batches.
+                    comparison=_CNN_SEQUENCE,
+                    compared=("independent",),
+                    compared_seeds=8,
+                    compared_precision="fp16",
+                    compared_record_every=5,
                 ),
             ),
         ),

@@ -34,7 +34,7 @@ class Task:
 
 
 # Fields added after the first records were published.
-_ADDED_LATER = ("sampling", "gradient_every", "precision")
+_ADDED_LATER = ("sampling", "gradient_every", "precision", "record_every")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Run:
     precision: Precision = "fp32"
     """How a GPU multiplies: in full single precision, with operands rounded to TF32, or with
     operands in half precision. Sums are in single precision. A CPU ignores it."""
+    record_every: int = 1
+    """Epochs between recorded rows of a run that measures the landscape."""
     full_epochs: int = 0
     """Epochs in the protocol, if this run is shortened."""
     full_seeds: int = 0
@@ -94,10 +96,11 @@ class Run:
             )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds of run {self.name!r} must be distinct, got {self.seeds}")
-        if self.gradient_every < 1:
-            raise ValueError(
-                f"gradient_every of run {self.name!r} must be at least 1, got {self.gradient_every}"
-            )
+        for name in ("gradient_every", "record_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} of run {self.name!r} must be at least 1, got {getattr(self, name)}"
+                )
         for name, values in (("sampling", Sampling), ("precision", Precision)):
             if getattr(self, name) not in get_args(values):
                 raise ValueError(
@@ -117,6 +120,15 @@ class Run:
     def replicas(self) -> tuple[tuple[str, int], ...]:
         """(arm, seed) of each replica, in the order of the ensemble."""
         return tuple((arm, seed) for arm in self.arms for seed in self.seeds)
+
+    @property
+    def records_norm(self) -> bool:
+        """Whether |θ|² is recorded: in runs from new weights whose rows resolve each phase.
+
+        Figure 1 shows these runs, and needs it for the L2 term of the loss. It is not a setting, so
+        that records without it still equal those of the same run.
+        """
+        return self.measures == "landscape" and self.start is None and self.algorithm == "sgd"
 
     @property
     def whole_name(self) -> str:
@@ -157,8 +169,22 @@ class Run:
         Args:
             epoch: Number of completed epochs.
         """
+        return epoch % self.gradient_every == 0 or self._ends_phase(epoch)
+
+    def row_due(self, epoch: int) -> bool:
+        """Return whether a row is recorded after an epoch.
+
+        It is recorded every `record_every` epochs and at the end of each phase. Within the first
+        epochs of a phase there are further rows.
+
+        Args:
+            epoch: Number of completed epochs.
+        """
+        return epoch % self.record_every == 0 or self._ends_phase(epoch)
+
+    def _ends_phase(self, epoch: int) -> bool:
         ends = {end for schedule in self.arms.values() for end in _milestones(schedule)}
-        return epoch % self.gradient_every == 0 or epoch in ends or epoch == self.epochs
+        return epoch in ends or epoch == self.epochs
 
     def shortened(self, epochs_scale: float, seeds: int | None) -> Run:
         """Return the same run with fewer epochs and seeds.

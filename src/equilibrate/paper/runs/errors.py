@@ -9,3 +9,7 @@ class RunError(RecordError):
 
 class Diverged(RunError):
     """A run whose loss is no longer finite."""
+
+
+class Unfinished(RunError):
+    """Runs that stopped at their time limit. They continue when they are executed again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,9 @@ def execute(
     device: torch.device | str = "cpu",
     overwrite: bool = False,
     checkpoint_seconds: float = 10.0,
+    stop_at: float = math.inf,
     progress: Callable[[int], None] = lambda epoch: None,
-) -> None:
+) -> bool:
     """Execute a run, or the rest of it, and record it in folder/records/NAME.jsonl.
 
     An interrupted run continues from its last checkpoint. Rows recorded after the checkpoint are
@@ -45,7 +47,12 @@ def execute(
         device: The device to train on.
         overwrite: Whether to start again and replace an existing record.
         checkpoint_seconds: Minimum time between checkpoints.
+        stop_at: The time, as given by `time.monotonic()`, by which to save a checkpoint and stop.
+            The run stops before an epoch that might end later. At least one epoch is executed.
         progress: Called with the number of completed epochs, at the start and after each epoch.
+
+    Returns:
+        Whether the run is complete. If it is not, it continues at the next call.
     """
     record, checkpoint = record_path(folder, run.name), checkpoint_path(folder, run.name)
     resuming = record.exists() and record.stat().st_size > 0 and not overwrite
@@ -63,27 +70,33 @@ def execute(
     with records.Writer(record, config=config, mode=mode, keep=keep) as writer:
         if keep is None:
             progress(run.epochs)
-            return
+            return True
         trainer = Trainer(run, _initial_models(run, folder), data, device)
         seconds_before = 0.0
         if state is not None:
             trainer.load_state_dict(state["trainer"])
             seconds_before = state["seconds"]
         progress(trainer.epoch)
-        started = saved = time.monotonic()
+        started = saved = now = time.monotonic()
+        longest = 0.0
         while trainer.epoch < run.epochs:
             for row in trainer.run_epoch():
                 writer.write(row)
-            now = time.monotonic()
+            before, now = now, time.monotonic()
+            longest = max(longest, now - before)
             seconds = seconds_before + now - started
             finished = trainer.epoch == run.epochs
+            stopping = not finished and now + longest > stop_at
             if finished:
                 timings.save(folder, _timing(run, trainer.ensemble, seconds))
-            if finished or now - saved >= checkpoint_seconds:
+            if finished or stopping or now - saved >= checkpoint_seconds:
                 writer.sync()  # a checkpoint must not count rows that a power failure can lose
                 _save(checkpoint, trainer, writer.count, seconds)
                 saved = now
             progress(trainer.epoch)
+            if stopping:
+                return False
+    return True
 
 
 def _rows_to_keep(run: Run, record: Path, state: dict[str, Any] | None) -> int | None:

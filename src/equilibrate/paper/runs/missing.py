@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from rich.progress import Progress
 from equilibrate.paper.analysis import results
 from equilibrate.paper.data import datasets
 from equilibrate.paper.protocol.profiles import Profile
-from equilibrate.paper.protocol.run import Run
+from equilibrate.paper.protocol.run import Run, whole_name
+from equilibrate.paper.runs import timings
 from equilibrate.paper.runs.errors import Diverged, RunError
 from equilibrate.paper.runs.eta import RemainingTime, format_eta
 from equilibrate.paper.runs.execute import execute
@@ -35,6 +37,18 @@ from equilibrate.runlog import records
 _SINGLE = Ranks()
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the runs."""
+
+    failures: tuple[str, ...]
+    """A message for each run that diverged or could not start."""
+    epochs_left: int
+    """Number of epochs that were not executed because of the time limit."""
+    seconds_left: float | None
+    """Estimate of the time that they take; None if it is unknown."""
+
+
 def run_missing(
     profile: Profile,
     panels: Sequence[str],
@@ -45,7 +59,8 @@ def run_missing(
     overwrite: bool,
     console: Console,
     ranks: Ranks = _SINGLE,
-) -> list[str]:
+    stop_at: float = math.inf,
+) -> Outcome:
     """Execute the runs that some panels need and that are not complete yet.
 
     A run that diverges does not stop the others, except those that start from its end. Every rank
@@ -61,9 +76,10 @@ def run_missing(
         overwrite: Whether to start all runs again.
         console: The console for the progress bars of this rank.
         ranks: The processes that execute the runs together.
+        stop_at: The time, as given by `time.monotonic()`, by which to save a checkpoint and stop.
 
     Returns:
-        A message for each run that diverged or could not start.
+        The failures, and what is left if the time was too short.
     """
     runs = profile.runs_for(panels)
     # Rank 0 decides alone: the others could read the folder after some rank has written to it.
@@ -82,49 +98,75 @@ def run_missing(
     if overwrite:
         ranks.first(lambda: _remove_replaced(runs, plan, out))
     failed: dict[str, str] = {}
+    remaining = RemainingTime(
+        own,
+        {run.name: math.floor(epochs_done(run, out)) for run in own if not overwrite},
+        _finished(profile, out),
+    )
+    to_do = remaining.epochs
 
-    def execute_own(stage: Sequence[Run], show: _Progress) -> dict[str, str]:
-        # Execute runs of this rank, and return messages of those that failed.
+    def execute_own(stage: Sequence[Run], show: _Progress) -> tuple[dict[str, str], bool]:
+        # Execute runs of this rank. Return messages of those that failed, and whether it stopped.
         messages: dict[str, str] = {}
+        stopped = False
         for run in stage:
             if run.start in failed:
                 name = run.whole_name
                 messages[name] = f"{name}: not run, because {run.start} diverged"
                 continue
+            # Every call executes something, so that repeated calls with any limit come to an end.
+            if time.monotonic() >= stop_at and remaining.epochs < to_do:
+                stopped = True
+                break
             try:
-                execute(
+                complete = execute(
                     run,
                     out,
                     data[run.task.data],
                     profile=profile.name,
                     device=device,
                     overwrite=overwrite,
+                    stop_at=stop_at,
                     progress=show.callback(run),
                 )
             except Diverged as error:
                 messages[run.name] = str(error)
+                continue
+            if not complete:
+                stopped = True
+                break
         if ranks.size > 1:
             show.wait()
-        return messages
+        return messages, stopped
 
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     bars = progress_bars("epochs", console, eta=False)
+    stopped = False
     with on_device, _threads(profile.threads), bars:
-        show = _Progress(bars, own)
+        show = _Progress(bars, own, remaining)
         # Runs from whose end others start must be complete before any rank starts those.
         stages = [run for run in own if run.start is None], [run for run in own if run.start]
         for stage in stages:
-            for messages in ranks.together(partial(execute_own, stage, show)):
+            if stopped:
+                break
+            for messages, early in ranks.together(partial(execute_own, stage, show)):
                 failed |= messages
-    return list(failed.values())
+                stopped |= early
+    left = ranks.together(lambda: (remaining.epochs, remaining.seconds()))
+    times = [seconds for _, seconds in left if seconds is not None]
+    return Outcome(
+        failures=tuple(failed.values()),
+        epochs_left=sum(epochs for epochs, _ in left) if stopped else 0,
+        seconds_left=max(times) if len(times) == len(left) else None,
+    )
 
 
 class _Progress:
     """A bar for each run that has begun, and one for all runs of this rank."""
 
-    def __init__(self, bars: Progress, runs: Sequence[Run]) -> None:
+    def __init__(self, bars: Progress, runs: Sequence[Run], remaining: RemainingTime) -> None:
         self._bars = bars
-        self._remaining = RemainingTime(runs)
+        self._remaining = remaining
         self._total = bars.add_task("all runs", total=sum(run.epochs for run in runs), status="")
         self._begun = 0
 
@@ -205,6 +247,17 @@ def _require_new_seeds(runs: Sequence[Run], out: Path) -> None:
                     f"{run.name} would repeat seeds {seeds[0]} to {seeds[-1]}, which are recorded "
                     f"in {path}: choose other seeds, or overwrite them"
                 )
+
+
+def _finished(profile: Profile, out: Path) -> list[tuple[Run, timings.Timing]]:
+    """Return the finished runs and parts of runs of a folder, and how long they took."""
+    found = []
+    for timing in timings.load(out).values():
+        if (whole := profile.runs.get(whole_name(timing.run))) is not None:
+            # The seeds of a part are not known here, only their number.
+            seeds = whole.seeds[: max(1, timing.replicas // len(whole.arms))]
+            found.append((replace(whole, name=timing.run, seeds=seeds), timing))
+    return found
 
 
 @contextmanager

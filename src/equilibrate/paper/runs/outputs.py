@@ -44,12 +44,7 @@ def write_outputs(out: Path, panels: Sequence[str] = ()) -> list[JudgedClaim]:
         figures.save(panel, recorded, out / "figures")
     found = verdicts.judge(recorded)
     claims.save(found, out / "claims.json")
-    recorded_timings = [
-        timing
-        for timing in timings.load(out).values()
-        if record_path(out, timing.run).exists()  # not of a run that was removed since
-    ]
-    numbers = tables.numbers(recorded, recorded_timings)
+    numbers = tables.numbers(recorded, recorded_timings(out))
     claim_tables = [tables.claim_table(group) for group in verdicts.grouped(found)]
     text = to_markdown([tables.summary(found), *claim_tables, *numbers])
     files.write(out / "tables.md", text)
@@ -66,3 +61,14 @@ def drawn_panels(out: Path) -> list[str]:
         out: The folder of the reproduction.
     """
     return [panel for panel in PANELS if figure_path(out, panel).exists()]
+
+
+def recorded_timings(out: Path) -> list[timings.Timing]:
+    """Return the timings of the runs that are recorded, not of runs that were removed since.
+
+    Args:
+        out: The folder of the reproduction.
+    """
+    return [
+        timing for timing in timings.load(out).values() if record_path(out, timing.run).exists()
+    ]

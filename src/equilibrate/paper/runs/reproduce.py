@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,8 +15,9 @@ from rich.console import Console
 from equilibrate.paper.protocol import profiles
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.protocol.profiles import Profile
-from equilibrate.paper.runs.errors import Diverged, RunError
-from equilibrate.paper.runs.missing import run_missing
+from equilibrate.paper.runs.errors import Diverged, RunError, Unfinished
+from equilibrate.paper.runs.eta import format_eta
+from equilibrate.paper.runs.missing import Outcome, run_missing
 from equilibrate.paper.runs.outputs import write_outputs
 from equilibrate.paper.runs.ranks import Ranks
 from equilibrate.report.claims import JudgedClaim
@@ -34,6 +37,7 @@ def reproduce(
     part: str | None = None,
     overwrite: bool = False,
     draw_only: bool = False,
+    max_minutes: float | None = None,
     console: Console | None = None,
     ranks: Ranks | None = None,
 ) -> list[JudgedClaim]:
@@ -57,6 +61,8 @@ def reproduce(
         part: Execute only these seeds of one run, as "RUN:FIRST-LAST".
         overwrite: Whether to start all runs again.
         draw_only: Whether to draw what is recorded without running anything.
+        max_minutes: Stop the runs after this time, counted from the call. What they did is saved,
+            and the next call continues them. Without it all runs are completed.
         console: The console for progress bars and warnings; None shows nothing.
         ranks: The place of this process among several, as given by `ranks.connect`; None for a
             single process.
@@ -68,7 +74,9 @@ def reproduce(
         ValueError: If an argument is invalid or contradicts another one.
         RunError: If `out` cannot be used.
         Diverged: If a run diverged. The other runs are complete and their figures are drawn.
+        Unfinished: If the runs stopped after `max_minutes`. Nothing is drawn.
     """
+    stop_at = _stop_at(max_minutes)
     out, device = Path(out), torch.device(device)
     console, ranks = console or Console(quiet=True), ranks or Ranks()
     plan = _plan(panels, profile, epochs_scale, seeds, part)
@@ -81,7 +89,7 @@ def reproduce(
             return ranks.first(lambda: write_outputs(out, panels))
     wanted = _panels_for(device, panels, plan)
     with _disk_errors(out), _locked(out, ranks), _warnings_to(console):
-        failures = run_missing(
+        outcome = run_missing(
             plan,
             wanted,
             out,
@@ -90,12 +98,32 @@ def reproduce(
             overwrite=overwrite,
             console=console if ranks.rank == 0 else Console(quiet=True),
             ranks=ranks,
+            stop_at=stop_at,
         )
-        if failures:
+        if outcome.epochs_left:
+            raise Unfinished("\n".join([*outcome.failures, _what_is_left(outcome)]))
+        if outcome.failures:
             with suppress(RunError):  # no run to draw; the failures say why
                 ranks.first(lambda: write_outputs(out))
-            raise Diverged("\n".join(failures))
+            raise Diverged("\n".join(outcome.failures))
         return ranks.first(lambda: write_outputs(out, panels))
+
+
+def _stop_at(max_minutes: float | None) -> float:
+    if max_minutes is None:
+        return math.inf
+    if not 0 < max_minutes < math.inf:
+        raise ValueError(f"max_minutes must be positive and finite, got {max_minutes}")
+    return time.monotonic() + 60 * max_minutes
+
+
+def _what_is_left(outcome: Outcome) -> str:
+    eta = format_eta(outcome.seconds_left)
+    left = f"about {eta}" if eta else "for a time that is not known yet"
+    return (
+        f"Stopped at the time limit; what was done is saved. {outcome.epochs_left} epochs remain, "
+        f"{left}"
+    )
 
 
 def _plan(
@@ -107,8 +135,9 @@ def _plan(
     plan = profiles.profile(profile, epochs_scale, seeds)
     absent = [panel for panel in panels if panel not in plan.panels]
     if absent:
+        needs = "a GPU and the" if PANELS[absent[0]].gpu else "the"
         raise ValueError(
-            f"figure {absent[0]!r} is not part of the profile {profile!r}: it needs a GPU and the "
+            f"figure {absent[0]!r} is not part of the profile {profile!r}: it needs {needs} "
             "profile 'paper'"
         )
     if part is None:

@@ -15,6 +15,7 @@ from equilibrate.paper.data.datasets import Dataset
 from equilibrate.paper.protocol.run import Run
 from equilibrate.paper.protocol.schedules import Adaptive, PiecewiseConstant
 from equilibrate.paper.runs.errors import Diverged
+from equilibrate.paper.runs.norms import NormAverages, squared_norm
 
 # Rows within an epoch are needed only while whole epochs are too coarse for a logarithmic axis.
 _ROWS_PER_DECADE = 20
@@ -56,6 +57,11 @@ class Trainer:
         replicas = len(run.replicas)
         self._early = HalfRunningMean((replicas, len(Averages._fields)))
         self._gradient_square = HalfRunningMean((replicas,))
+        self._norms = (
+            NormAverages(replicas, self.ensemble.steps_per_epoch, run.momentum)
+            if run.records_norm
+            else None
+        )
 
     @property
     def epoch(self) -> int:
@@ -68,10 +74,15 @@ class Trainer:
         Returns:
             The rows to record. A loss that is not finite raises `Diverged`.
         """
+        norm = squared_norm(self.ensemble.parameters) if self._norms else None
         epoch = self.ensemble.run_epoch()
         self._require_finite(epoch)
+        if self._norms is not None and norm is not None:
+            self._norms.add(epoch, norm)
         if self.run.measures == "landscape":
-            rows = [*self._rows_within(epoch), self._landscape_row(epoch)]
+            rows, last = self._rows_within(epoch), self._landscape_row(epoch)
+            if self.run.row_due(epoch.epoch):
+                rows.append(last)
         else:
             rows = [self._performance_row(epoch)]
         self._update_lrs()
@@ -83,6 +94,7 @@ class Trainer:
             "ensemble": self.ensemble.state_dict(),
             "early": self._early.state_dict(),
             "gradient_square": self._gradient_square.state_dict(),
+            "norms": self._norms and self._norms.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -94,6 +106,10 @@ class Trainer:
         self.ensemble.load_state_dict(state_dict["ensemble"])
         self._early.load_state_dict(state_dict["early"])
         self._gradient_square.load_state_dict(state_dict["gradient_square"])
+        if (norms := state_dict.get("norms")) is None:
+            self._norms = None  # the run began before norms were recorded
+        elif self._norms is not None:
+            self._norms.load_state_dict(norms)
 
     def _require_finite(self, epoch: Epoch) -> None:
         lost = ~torch.isfinite(epoch.loss).all(0)
@@ -117,17 +133,20 @@ class Trainer:
         rows, used = [], 0
         for step in _log_spaced(done + 1, done + steps - 1):
             self._early.extend(values[used : step - done])
-            used = step - done
+            before, used = used, step - done
             averages = [Averages(*replica) for replica in self._early.value.tolist()]
             total = epoch.step - steps + used
-            rows.append(self._sides(epoch, total, averages, epoch.loss[used - 1]))
+            row = self._sides(epoch, total, averages, epoch.loss[used - 1])
+            rows.append(row | self._norm_columns(before, used))
         self._early.extend(values[used:])
+        if self._norms is not None:
+            self._norms.skip(used)
         return rows
 
     def _landscape_row(self, epoch: Epoch) -> dict[str, Any]:
         """Return the sides of FDR1 and O_FB = (1−ν)(∇f)² − μ v·∇f^B, as half-running averages."""
         averages = self.ensemble.averages()
-        row = self._sides(epoch, epoch.step, averages, epoch.loss[-1])
+        row = self._sides(epoch, epoch.step, averages, epoch.loss[-1]) | self._norm_columns()
         if not self.run.gradient_due(epoch.epoch):
             return row
         square = self.ensemble.full_gradient_square()
@@ -152,6 +171,13 @@ class Trainer:
             "loss": _rounded(average.loss for average in averages),
             "batch_loss": _rounded(batch_loss.tolist()),
         }
+
+    def _norm_columns(self, used: int = 0, step: int | None = None) -> dict[str, list[float]]:
+        """Return the columns of |θ|², at the end of the epoch or after one of its steps."""
+        if self._norms is None:
+            return {}
+        columns = self._norms.at_end() if step is None else self._norms.within(used, step)
+        return {name: _rounded(values) for name, values in columns.items()}
 
     def _performance_row(self, epoch: Epoch) -> dict[str, Any]:
         train = self.ensemble.evaluate(*self._train, regularized=True)
@@ -186,6 +212,8 @@ class Trainer:
         self.ensemble.reset_averages(replicas)
         self._early.reset()
         self._gradient_square.reset()
+        if self._norms is not None:
+            self._norms.restart(zero_velocity=self.run.zero_velocity)
         if self.run.zero_velocity:
             self.ensemble.zero_velocity()
 
