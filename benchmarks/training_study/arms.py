@@ -171,6 +171,14 @@ ARMS = {
         rule=True,
         cost="forecaster",
     ),
+    "gain-start": Arm(
+        "linear cooldown from when `Gain(total_steps=…)` says",
+        lambda c: controls.GainCooldown(c.optimizer, c.budget, c.cadence),
+        needs_budget=True,
+        rule=True,
+        cost="forecaster",
+        length=1.0,
+    ),
     "gain-cooldown": Arm(
         "`Gain`, then a linear cooldown",
         _gain_cooldown,
@@ -194,9 +202,15 @@ ARMS = {
         rule=True,
         cost="SASA+",
     ),
+    "averaged": Arm(
+        "constant, averaged by a `Forecaster`",
+        lambda c: controls.Averaged(c.optimizer, c.cadence),
+        alone=True,
+        cost="forecaster",
+    ),
     "schedule-free": Arm(
         "schedule-free",
-        lambda c: Control(c.optimizer),
+        lambda c: controls.ScheduleFree(c.optimizer),
         optimizer="schedule-free",
         alone=True,
         cost="schedule-free",

@@ -5,7 +5,8 @@ which plans change, times the task's warm-up.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +61,9 @@ class Control:
 
     def check(self, step: int, loss: float) -> None:
         """Look at the training after a number of steps, given the mean loss since the last look."""
+
+    def averaged(self) -> AbstractContextManager[None] | None:
+        """Give the model averaged parameters for a block; None to evaluate those of training."""
 
     def detach(self) -> None:
         """Stop looking at the training."""
@@ -293,6 +297,81 @@ class ForecastCooldown(Control):
         super().load_state_dict(state)
         self._start = state["start"]
         self.detach()
+
+
+class GainCooldown(Control):
+    """A linear cooldown to zero at the end of the budget, from the first decision of `Gain` on.
+
+    Args:
+        optimizer: The optimizer.
+        budget: Number of steps of the training.
+        cadence: How often to look.
+    """
+
+    def __init__(self, optimizer: Optimizer, budget: int, cadence: Cadence) -> None:
+        super().__init__(optimizer)
+        self._rule = Ruled(optimizer, eq.rules.Gain(total_steps=budget), 0.5, cadence)
+        self._budget, self._start = budget, math.inf
+
+    def factor(self, step: int) -> float:
+        """Return 1 before the cooldown, and 0 after it."""
+        if step <= self._start:
+            return 1.0
+        return max(0.0, (self._budget - step) / (self._budget - self._start))
+
+    def check(self, step: int, loss: float) -> None:
+        """Ask the rule, until the cooldown starts. What it does to the learning rate is undone."""
+        if self._start < math.inf or step >= self._budget:
+            return
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._rule.check(step, loss)
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
+        if self._rule.acted:
+            self._start, self.acted = step, self._rule.acted
+            self.detach()
+
+    def detach(self) -> None:
+        """Detach the rule."""
+        self._rule.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state once the cooldown has started; before, it cannot be saved."""
+        return super().state_dict() | {"start": self._start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the cooldown."""
+        super().load_state_dict(state)
+        self._start = state["start"]
+        self.detach()
+
+
+class Averaged(Control):
+    """A constant learning rate, and averages of the parameters that a forecaster keeps."""
+
+    def __init__(self, optimizer: Optimizer, cadence: Cadence) -> None:
+        super().__init__(optimizer)
+        self._forecaster = eq.Forecaster(optimizer, cadence.horizons, cadence.every)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Give the model the average of the longest horizon."""
+        return self._forecaster.averaged()
+
+
+class ScheduleFree(Control):
+    """The averages that a schedule-free optimizer keeps, which it trains with as well."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+        optimizer.train()
+        self._optimizer = optimizer
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Give the model the average."""
+        self._optimizer.eval()
+        yield
+        self._optimizer.train()
 
 
 class Trunk(Control):

@@ -87,12 +87,11 @@ def _time(task: str, place: Place, steps: int, out: Path) -> None:
     control = training.control(job)
     training.run(control, 10)  # the first steps load and compile
     started = time.perf_counter()
-    training.run(control, steps - 1)
+    training.run(control, steps)  # with an evaluation, which waits for all steps
     stepped = time.perf_counter()
-    training.run(control, steps)
-    training.evaluate(0.0)
-    step = (stepped - started) / (steps - 11)
-    evaluation = (time.perf_counter() - stepped) / 2
+    training.evaluate(control, 0.0)
+    evaluation = time.perf_counter() - stepped
+    step = max(0.0, stepped - started - evaluation) / (steps - 10)
     write(out, [step, started - began, evaluation])  # pyright: ignore[reportArgumentType]
 
 

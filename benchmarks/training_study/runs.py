@@ -156,7 +156,8 @@ class Training:
 
     def run(self, control: Control, steps: int, unless: Callable[[], bool] = lambda: False) -> None:
         """Train up to a number of steps, or until something is true before a step."""
-        warm_up = 0 if self.loop.schedule_free else self._task.warm_up  # it has its own
+        has_own = ARMS[self._job.arm].optimizer == "schedule-free"
+        warm_up = 0 if has_own else self._task.warm_up
         group = self.loop.optimizer.param_groups[0]
         while self.loop.step < steps and not self._diverged:
             step = self.loop.step
@@ -171,11 +172,11 @@ class Training:
             if self.loop.step % self._cadence.check == 0:
                 self._check(control)
             if self.loop.step % self._job.interval == 0 and not self._diverged:
-                self.evaluate(lr)
+                self.evaluate(control, lr)
 
-    def evaluate(self, lr: float) -> None:
+    def evaluate(self, control: Control, lr: float) -> None:
         """Add a row to the curve, with the learning rate of the last step."""
-        metric, loss = self.loop.metric(self._split)
+        metric, loss = self.loop.metric(self._split, control.averaged())
         total = self.loop.network.total.item()
         mean = (total - self._evaluated) / self._job.interval
         self._curve.append([self.loop.step, metric, loss, mean, lr])

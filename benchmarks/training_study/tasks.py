@@ -7,6 +7,7 @@ step are one CUDA graph: launching the kernels of these small models takes longe
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -305,9 +306,7 @@ class Loop:
         network.start(seed)
         self.network, self.seed = network, seed
         self.optimizer = optimizer(list(network.model.parameters()))
-        self.schedule_free = hasattr(self.optimizer, "train")
         self.step = 0
-        self._set_averaged(False)
 
     def train(self) -> None:
         """Make one step with the optimizer's learning rate."""
@@ -318,16 +317,22 @@ class Loop:
         self.optimizer.step()
         self.step += 1
 
-    def metric(self, split: Split) -> tuple[float, float]:
-        """Return the metric of the task, which is the accuracy or the loss, and the loss."""
+    def metric(
+        self, split: Split, averaged: AbstractContextManager[None] | None = None
+    ) -> tuple[float, float]:
+        """Return the metric of the task, which is the accuracy or the loss, and the loss.
+
+        Args:
+            split: The examples.
+            averaged: Gives the model other parameters, to evaluate those.
+        """
         buffers = [b.clone() for b in self.network.model.buffers()]
-        self._set_averaged(True)
-        if self.schedule_free and buffers:
-            self.network.recalibrate()
-        loss, accuracy = self.network.evaluate(split)
+        with averaged or nullcontext():
+            if averaged is not None and buffers:
+                self.network.recalibrate()
+            loss, accuracy = self.network.evaluate(split)
         for b, saved in zip(self.network.model.buffers(), buffers, strict=True):
             b.copy_(saved)
-        self._set_averaged(False)
         return (loss if self.network.task.is_text else accuracy), loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -348,8 +353,3 @@ class Loop:
         epoch, place = divmod(self.step, self.network.epoch)
         self.network.shuffle(self.seed, epoch)
         self.network.skip(place)
-
-    def _set_averaged(self, on: bool) -> None:
-        """Use the averaged parameters of a schedule-free optimizer, for an evaluation."""
-        if self.schedule_free:
-            (self.optimizer.eval if on else self.optimizer.train)()  # pyright: ignore[reportAttributeAccessIssue]

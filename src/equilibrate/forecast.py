@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from equilibrate._engine.cooldown.exchange import exchanged
 from equilibrate._engine.cooldown.horizons import (
     WINDOW,
     Pairs,
@@ -122,6 +123,8 @@ class Forecaster:
         self._pending = False
         """Whether the step has still to be sampled, after it."""
         self._idle = False
+        self._exchanged = False
+        """Whether the parameters have their averaged values."""
         self._lay_out()
         self._watch = watch_closures(self, self._optimizer, Forecaster._note_closure)
         self._detach = attach(self, self._optimizer, Forecaster._on_before, Forecaster._on_after)
@@ -153,6 +156,60 @@ class Forecaster:
             forecast(horizon, match, self._step, start, self.every, steps, samples[:, [i, -1]])
             for i, (horizon, match) in enumerate(self._matches.items())
         )
+
+    @contextmanager
+    def averaged(self, horizon: int | None = None) -> Iterator[None]:
+        """Give the parameters their averaged values for a block, to evaluate or to save a model.
+
+        Averaging removes the noise that a cooldown would remove, at any time of a training and
+        without lowering the learning rate. The averages are the means m that the forecasts are made
+        with. A step of the optimizer inside of the block raises a `RuntimeError`.
+
+        The running statistics of BatchNorm do not fit the averaged parameters: compute them again,
+        with `torch.optim.swa_utils.update_bn`, and restore them after the block if the training
+        continues.
+
+        Args:
+            horizon: Which average to use, one of `horizons`, by default the longest. A longer one
+                has less noise and lags further behind the progress of the training, which the
+                forecasts do not count: they are about cooldowns.
+
+        Yields:
+            None.
+
+        Raises:
+            ValueError: If there is no such horizon, or no step has been sampled.
+
+        Example:
+            >>> theta = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = torch.optim.SGD([theta], lr=0.5)
+            >>> forecaster = Forecaster(optimizer, horizons=[4], every=1)
+            >>> for _ in range(3):
+            ...     theta.grad = torch.ones(2)
+            ...     optimizer.step()
+            >>> with forecaster.averaged(4):
+            ...     print(f"{theta[0]:.2f}")
+            0.21
+            >>> print(f"{theta[0]:.2f}")
+            -0.50
+        """
+        if horizon is None:
+            horizon = max(self._matches)
+        if horizon not in self._matches:
+            raise ValueError(f"horizon must be one of {self.horizons}, got {horizon}")
+        if not self._count and self._given is None:
+            raise ValueError("no step has been sampled since the start or the last reset")
+        params = all_parameters(self._optimizer)
+        if self._given is not None:
+            means = [self._given[id(p)] for p in params]
+        else:
+            means = self._means()[self.horizons.index(horizon)]
+        with exchanged(params, means):
+            self._exchanged = True
+            try:
+                yield
+            finally:
+                self._exchanged = False
 
     def reset(self) -> None:
         """Forget everything measured so far, means included. The step counter keeps running."""
@@ -299,6 +356,11 @@ class Forecaster:
         self._deferred = given or self._explicit
 
     def _before(self) -> None:
+        if self._exchanged:
+            raise RuntimeError(
+                "the optimizer made a step inside of forecaster.averaged(), where the parameters "
+                "have other values: leave the block to train"
+            )
         lr = self._optimizer.param_groups[0].get("lr")
         # A tensor on a device must not be compared here.
         self._idle = (type(lr) is not float or lr == 0) and is_idle(self._optimizer)

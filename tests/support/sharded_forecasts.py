@@ -18,7 +18,7 @@ from support.sharded import (
 
 
 def forecasts(strategy, steps):
-    """Forecasts of a distributed model, before and after its state was loaded, and its means."""
+    """Forecasts of a distributed model, before and after its state was loaded, and averages."""
     model = STRATEGIES[strategy](network())
     optimizer = optimizer_for(model, "momentum")
     forecaster = eq.Forecaster(optimizer, [4], every=1)
@@ -28,11 +28,13 @@ def forecasts(strategy, steps):
     train(model, optimizer, steps, parts=parts, part=part, replicated=plain)
     found = forecaster.forecasts()
     state = forecaster.state_dict()
-    (means,) = state["means"]
-    whole = [m.full_tensor() if isinstance(m, DTensor) else m for m in means]
+    with forecaster.averaged():
+        params = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+        # A copy: the full tensor of a replicated one is the parameter itself.
+        whole = [(p.full_tensor() if isinstance(p, DTensor) else p).clone() for p in params]
     other = eq.Forecaster(optimizer, [4], every=1)
     other.load_state_dict(state)
-    return found, other.forecasts(), [m.clone() for m in whole]
+    return found, other.forecasts(), whole
 
 
 def single_forecasts(steps):

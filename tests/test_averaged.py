@@ -1,0 +1,133 @@
+"""Averaged parameters that a forecaster gives to a model for a while."""
+
+import pytest
+import torch
+from support.monitored import small_model
+from test_forecast import HORIZONS, Naive, train
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import equilibrate as eq
+
+
+def trained(steps=120, **options):
+    torch.manual_seed(0)
+    model = small_model().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    forecaster = eq.Forecaster(optimizer, **{"horizons": HORIZONS, "every": 4} | options)
+    train(model, optimizer, steps)
+    return model, optimizer, forecaster
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("horizon", HORIZONS)
+def test_averages_are_those_of_naive_code(horizon):
+    model, _, forecaster = trained()
+    torch.manual_seed(0)
+    twin = small_model().double()
+    naive = Naive()
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 120, naive.before)
+    match = naive.matches[HORIZONS.index(horizon)]
+    decay = 2 ** (-naive.every / match.half_life)
+    weights = torch.tensor([decay**j for j in range(len(naive.seen))][::-1], dtype=torch.float64)
+    expected = weights @ torch.stack(naive.seen) / weights.sum()
+    with forecaster.averaged(horizon):
+        torch.testing.assert_close(flat(model), expected)
+    assert torch.equal(flat(model), flat(twin))
+    if horizon == max(HORIZONS):  # the default
+        with forecaster.averaged():
+            torch.testing.assert_close(flat(model), expected)
+
+
+def test_training_continues_as_if_nothing_had_happened():
+    model, optimizer, forecaster = trained()
+    with forecaster.averaged(), torch.no_grad():
+        for p in model.parameters():
+            p.zero_()  # whatever happens to the averaged values is forgotten
+    with pytest.raises(KeyError, match="an evaluation that fails"), forecaster.averaged():
+        raise KeyError("an evaluation that fails")
+    train(model, optimizer, 30, first=120)
+    other, optimizer, unused = trained()
+    train(other, optimizer, 30, first=120)
+    assert torch.equal(flat(model), flat(other))
+    assert forecaster.forecasts() == unused.forecasts()
+
+
+def noisy_quadratic(steps, drift=0.0, lr=0.1, seed=0):
+    """Forty modes of curvature 1 with noise, and a minimum that moves along."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = nn.Parameter(torch.zeros(40, dtype=torch.float64))
+    optimizer = torch.optim.SGD([theta], lr=lr)
+    forecaster = eq.Forecaster(optimizer, horizons=(40, 400), every=2)
+    minimum = torch.zeros(40, dtype=torch.float64)
+    for _ in range(steps):
+        noise = torch.randn(40, generator=generator, dtype=torch.float64)
+        theta.grad = theta.detach() - minimum + noise
+        optimizer.step()
+        minimum += drift
+    return theta, minimum, forecaster
+
+
+def test_a_longer_average_has_less_noise_and_lags_further_behind():
+    """On a quadratic, whose excess loss at rest is 40 · η/(4 − 2η) = 1.05."""
+    for drift, best in ((0.0, 400), (3e-3, 40)):
+        theta, minimum, forecaster = noisy_quadratic(4000, drift)
+        losses = {}
+        for horizon in forecaster.horizons:
+            with forecaster.averaged(horizon):
+                losses[horizon] = 0.5 * (theta.detach() - minimum).square().sum().item()
+        assert min(losses, key=losses.__getitem__) == best
+        # At rest the mean of half-life 97 keeps 7 % of it, with a relative deviation of √(2/40), so
+        # that 20 % are eight deviations away; that of half-life 10 keeps 42 %.
+        assert losses[best] < (0.2 if best == 400 else 0.9) * 1.05
+
+
+def test_an_average_of_ones_own_is_used():
+    torch.manual_seed(0)
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    forecaster = eq.Forecaster(optimizer, averaged=ema, half_life=6.6)
+
+    def step():
+        optimizer.step()
+        ema.update_parameters(model)
+
+    train(model, optimizer, 20, step=step)
+    own = flat(model)
+    with forecaster.averaged(forecaster.horizons[0]):
+        assert torch.equal(flat(model), flat(ema.module))
+    assert torch.equal(flat(model), own)
+
+
+def test_a_model_of_low_precision_keeps_its_dtype():
+    torch.manual_seed(0)
+    model = small_model().bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    forecaster = eq.Forecaster(optimizer, horizons=(16,), every=4)
+    train(model, optimizer, 40)
+    before = flat(model)
+    with forecaster.averaged(16):
+        assert flat(model).dtype == torch.bfloat16
+        assert not torch.equal(flat(model), before)
+    assert torch.equal(flat(model), before)
+
+
+def test_wrong_uses_are_named():
+    model, optimizer, forecaster = trained(steps=0)
+    with pytest.raises(ValueError, match=r"horizon must be one of \(16, 40\), got 20"):
+        forecaster.averaged(20).__enter__()
+    with pytest.raises(ValueError, match="no step has been sampled"):
+        forecaster.averaged(16).__enter__()
+    train(model, optimizer, 20)
+    before = flat(model)
+    with (
+        pytest.raises(RuntimeError, match="made a step inside of forecaster"),
+        forecaster.averaged(16),
+    ):
+        train(model, optimizer, 1)
+    assert torch.equal(flat(model), before)
+    train(model, optimizer, 1)
