@@ -17,6 +17,7 @@ The first call writes `study.json` into `--out`; later ones use the settings in 
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from training_study import data, overhead, plan, records, runs, study, workers
@@ -34,6 +35,8 @@ TINY = Cadence(check=10, every=2, horizons=(8, 12))
 def settings(options: argparse.Namespace) -> study.Study:
     """Return the study of the folder, or one from the options; they must not disagree.
 
+    Arms can be added to a study, since no run depends on which other arms there are.
+
     Raises:
         ValueError: If the folder holds a study with other settings.
     """
@@ -45,6 +48,8 @@ def settings(options: argparse.Namespace) -> study.Study:
     }
     asked = {key: value for key, value in asked.items() if value is not None}
     if found is not None:
+        if set(asked.get("arms", ())) > set(found.arms):
+            found = replace(found, arms=asked["arms"])
         differing = {key: value for key, value in asked.items() if getattr(found, key) != value}
         if differing:
             raise ValueError(
@@ -136,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--data", type=Path, help="the file that pack_data.py --study wrote")
     made.add_argument("--out", type=Path, default=OUT, help="folder of the records")
     made.add_argument("--tasks", nargs="+", choices=TASKS)
-    made.add_argument("--arms", nargs="+", choices=ARMS)
+    made.add_argument("--arms", nargs="+", choices=ARMS, help="all if not given; can be added to")
     made.add_argument("--seeds", type=int, help="number of reported seeds; 5 if not given")
     made.add_argument("--budget", nargs="+", default=[], metavar="TASK=STEPS")
     made.add_argument("--workers", type=int, default=16)

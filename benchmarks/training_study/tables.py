@@ -107,22 +107,17 @@ def at_the_end(run: Record) -> bool:
 
 def costs(results: Results, task: str) -> Table:
     """Return what a step of each arm takes, and what is left of its metric for equal time."""
-    head = [
-        "arm", "a step, relative to a bare one", f"{_metric(task)}, time charged"
-    ]  # fmt: skip
+    head = ["arm", "a step, relative to a bare one", f"{_metric(task)}, time charged"]
     rows = []
     for arm in results.arms(task):
-        if ARMS[arm].as_tuned:
-            continue
-        runs = results.runs(task, arm)
         row = results.overhead.get(task, {}).get(ARMS[arm].cost)
-        cells = ["–", "–"]
-        if row:
-            low, high = row["ratio_interval"]
-            charged = [statistics.interpolated(run, run.budget / row["ratio"]) for run in runs]
-            cells = [f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"]
-            cells.append(_number(task, mean(charged).value))
-        rows.append([ARMS[arm].title, *cells])
+        if ARMS[arm].as_tuned or row is None:
+            continue
+        low, high = row["ratio_interval"]
+        runs = results.runs(task, arm)
+        charged = [statistics.interpolated(run, run.budget / row["ratio"]) for run in runs]
+        ratio = f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"
+        rows.append([ARMS[arm].title, ratio, _number(task, mean(charged).value)])
     return head, rows
 
 
@@ -185,7 +180,6 @@ def verdicts(results: Results) -> Table:
 def made_with(results: Results) -> str:
     """Return what was run, on what, in one paragraph."""
     final = results.final
-    seeds = sorted({record.seed for record in final})
     parts = []
     for task in results.tasks:
         runs = [record for record in final if record.task == task]
@@ -193,7 +187,8 @@ def made_with(results: Results) -> str:
         commits = sorted({(r.where["commit"] or "unknown")[:9] for r in runs})
         diverged = sum(record.diverged for record in runs)
         parts.append(
-            f"{TASKS[task].title}: budget {runs[0].budget:,} steps, {len(runs)} reported runs"
+            f"{TASKS[task].title}: budget {runs[0].budget:,} steps, {len(runs)} reported runs, "
+            f"{_seeds(results, task)}"
             + (f" ({diverged} diverged)" if diverged else "")
             + f", on {'; '.join(where)}, commit {', '.join(commits)}"
         )
@@ -201,10 +196,13 @@ def made_with(results: Results) -> str:
     left_out = f" Left out: {', '.join(missing)}." if missing else ""
     not_run = [task.title for name, task in TASKS.items() if name not in results.tasks]
     left_out += f" Not run yet: {'; '.join(not_run)}." if not_run else ""
-    return (
-        f"{len(seeds)} seeds for reported runs, {TRIALS} trials for each arm. "
-        + ". ".join(parts) + "." + left_out
-    )  # fmt: skip
+    return f"{TRIALS} trials for each arm. " + ". ".join(parts) + "." + left_out
+
+
+def _seeds(results: Results, task: str) -> str:
+    """Return how many seeds the arms of a task have."""
+    counts = [len(results.runs(task, arm)) for arm in results.arms(task)]
+    return " to ".join(str(n) for n in sorted({min(counts), max(counts)})) + " seeds for an arm"
 
 
 def setting(chosen: Mapping[str, Any]) -> str:
@@ -226,7 +224,10 @@ def tables(out: Path) -> dict[str, Table | str]:
         found[f"training, {task}"] = known(results, task)
         found[f"training, {task}, other budgets"] = unknown(results, task)
         found[f"training, {task}, moments"] = acting(results, task)
-        found[f"training, {task}, costs"] = costs(results, task)
+        measured = task in results.overhead
+        found[f"training, {task}, costs"] = (
+            costs(results, task) if measured else "Not measured yet on this machine."
+        )
     return found
 
 

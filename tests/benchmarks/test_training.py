@@ -551,9 +551,14 @@ def test_a_study_resumes_until_nothing_is_left(load, study, tmp_path, monkeypatc
     assert "0 left" in capsys.readouterr().out
     assert len(made) == len(set(made)) == 2 * 4 + 2 * 2
     assert tar.stat().st_size > 1000
-    with pytest.raises(SystemExit):
-        training.main([*command, "--seeds", "3"])
-    assert "other seeds" in capsys.readouterr().err
+    for wrong in (["--seeds", "3"], ["--arms", "cosine", "step"]):
+        with pytest.raises(SystemExit):
+            training.main([*command, *wrong])
+        assert f"other {wrong[0][2:]}" in capsys.readouterr().err
+    training.main([*command, "--arms", "constant", "cosine", "step"])
+    assert "0 left" not in capsys.readouterr().out  # an arm was added
+    training.main(command)
+    assert "0 left" in capsys.readouterr().out
     before = [record.name for record in study("records").read(out)]
     training.main(["--out", str(out), "--collect"])
     assert sorted(path.name for path in out.iterdir()) == ["mlp.jsonl", "study.json"]
