@@ -1,6 +1,7 @@
 """Records of runs: one JSON file each while a study runs, one line each in a file a task later."""
 
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def read(out: Path) -> list[Record]:
 
 
 def collect(out: Path) -> None:
-    """Merge the files of all runs into one file for each task, one line a run."""
+    """Merge the files of all runs into one file for each task, one line a run; drop forks."""
     records = read(out)
     for task in {record.task for record in records}:
         lines = [
@@ -97,6 +98,7 @@ def collect(out: Path) -> None:
         partial.replace(out / f"{task}.jsonl")
     for path in _files(out):
         path.unlink()
+    shutil.rmtree(out / "forks", ignore_errors=True)
 
 
 def pack(out: Path, archive: Path) -> None:
