@@ -17,6 +17,8 @@ from training_study.tasks import TASKS
 REFERENCE = "cosine"
 BUDGETS = {0.5: "cosine-half", 1.0: "cosine", 2.0: "cosine-double"}
 """The cosine that is made for each budget."""
+EQUILIBRIUM = ("paper-0.01", "paper-0.1", "stationary", "gain-known")
+"""Arms with the library's own rules."""
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -161,6 +163,17 @@ def acting(results: Results, task: str) -> Table:
     return head, rows
 
 
+def equilibrium(results: Results) -> Table:
+    """Return by how much rules that wait for equilibrium, or forecast, differ from cosine."""
+    head = ["after one budget", *(ARMS[arm].title for arm in EQUILIBRIUM)]
+    rows = [
+        [TASKS[task].title]
+        + [_difference(task, results.difference(task, arm, 1.0)) for arm in EQUILIBRIUM]
+        for task in results.tasks
+    ]
+    return head, rows
+
+
 def verdicts(results: Results) -> Table:
     """Return a row for each arm: its verdicts against cosine at 1/2, 1 and 2 budgets, by task."""
     head = ["arm", "must know the budget", *(TASKS[task].title for task in results.tasks)]
@@ -218,6 +231,7 @@ def tables(out: Path) -> dict[str, Table | str]:
         return {}
     found: dict[str, Table | str] = {
         "training, runs": made_with(results),
+        "training, equilibrium": equilibrium(results),
         "training, verdicts": verdicts(results),
     }
     for task in results.tasks:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from equilibrate._engine.cooldown.line import Line
 from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
 from equilibrate.decisions import Decision, Judgement
@@ -38,6 +39,10 @@ class FDRScheduler(LRScheduler):
         threshold: The paper's X. Short for `rule=rules.Threshold(threshold)`.
         factor: Factor by which the learning rate is multiplied, the paper's 1 − Y.
         rule: A rule of `equilibrate.rules`, or your own, instead of `threshold`.
+        cooldown_end: The optimizer step at which the training ends. The first decision to lower the
+            learning rate then begins a linear cooldown to zero, or to `min_lr`, that ends there,
+            and the rule is not asked again. The rate changes when `step()` is called, so call it
+            at every batch. A decision at that step or later multiplies by `factor` instead.
         min_lr: Lower bound on the learning rate, one number or one for each parameter group.
         min_steps: Optimizer steps that must lie in the averaging window, and between two checks
             of the rule. The window is the later half of the steps since the last lowering.
@@ -72,6 +77,7 @@ class FDRScheduler(LRScheduler):
         threshold: float | None = None,
         factor: float = 0.9,
         rule: Rule | None = None,
+        cooldown_end: int | None = None,
         min_lr: float | Sequence[float] = 0.0,
         min_steps: int = 100,
         every: int | None = None,
@@ -92,6 +98,11 @@ class FDRScheduler(LRScheduler):
         needs = needs_of(rule)
         if min_steps < 1:
             raise ValueError(f"min_steps must be at least 1, got {min_steps}")
+        if cooldown_end is not None and not (type(cooldown_end) is int and cooldown_end >= 1):
+            raise ValueError(
+                "cooldown_end must be the number of optimizer steps of the training, at least 1, "
+                f"got {cooldown_end!r}"
+            )
         if not isinstance(monitor, Monitor | None):
             raise TypeError(
                 f"monitor must be an eq.Monitor, got {type(monitor).__name__}: pass "
@@ -120,6 +131,7 @@ class FDRScheduler(LRScheduler):
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
         self.forecaster = _forecaster(forecaster, optimizer, needs, every)
         self._losses = LossRecord() if "losses" in needs else None
+        self._line = None if cooldown_end is None else Line(cooldown_end)
         self.factor = factor
         self.min_steps = min_steps
         self.min_lr = min_lr
@@ -220,6 +232,9 @@ class FDRScheduler(LRScheduler):
             "decided": self._decided,
             "marked": self._marked,
             "decision": decision,
+            "cooldown": None
+            if self._line is None
+            else self._line.state_dict(len(self.optimizer.param_groups)),
             "monitor": self.monitor.state_dict(),
             "forecaster": None if self.forecaster is None else self.forecaster.state_dict(),
             "losses": None if self._losses is None else self._losses.state_dict(),
@@ -259,6 +274,11 @@ class FDRScheduler(LRScheduler):
         self.base_lrs = list(state_dict["base_lrs"])
         self._seen, self._decided = state_dict["seen"], state_dict["decided"]
         self._marked = state_dict["marked"]
+        if (line := state_dict["cooldown"]) is None:
+            self._line = None
+        else:
+            self._line = self._line or Line(line["end"])
+            self._line.load_state_dict(line)
         decision = dict(state_dict["decision"])
         reading = Reading(**decision.pop("reading"))
         self.last_decision = Decision(reading=reading, lrs=tuple(decision.pop("lrs")), **decision)
@@ -285,6 +305,8 @@ class FDRScheduler(LRScheduler):
             # The last reading: a new one would wait for the device at every call.
             return Decision(False, reason, self.last_decision.reading, tuple(current))
 
+        if self._line is not None and self._line.begun:
+            return self._cool(self._line, current)
         if self._seen == seen:
             return wait(
                 "no optimizer step was seen since the last call: step the optimizer that the "
@@ -309,7 +331,22 @@ class FDRScheduler(LRScheduler):
         if all(map(math.isclose, lowered, current)):
             reason = f"{verdict.reason}, but lr is at min_lr"
             return Decision(False, reason, reading, tuple(current))
+        if self._line is not None and self._seen < self._line.end:
+            self._line.begin(self._seen, current)
+            reason = f"{verdict.reason}; cooling down linearly until step {self._line.end}"
+            return Decision(True, reason, reading, tuple(current))
         return Decision(True, verdict.reason, reading, tuple(lowered))
+
+    def _cool(self, line: Line, current: Sequence[float]) -> Decision:
+        """Return the learning rates of a cooldown, which never raises one."""
+        lrs = [
+            min(lr, max(cooled, low))
+            for lr, cooled, low in zip(
+                current, line.lrs(self._seen, current), self.min_lrs, strict=True
+            )
+        ]
+        reason = f"cooling down until step {line.end}: {line.share(self._seen):.1%} are left"
+        return Decision(False, reason, self.last_decision.reading, tuple(lrs))
 
     def _complete(self, reading: Reading) -> Reading:
         """Return a reading together with what the rule needs besides it."""

@@ -117,6 +117,24 @@ def test_a_scheduler_that_computes_rates_from_base_lrs_follows(kind):
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]
 
 
+@pytest.mark.filterwarnings("error")  # nothing is undone
+def test_a_scheduler_that_computes_rates_from_base_lrs_follows_a_cooldown():
+    model, optimizer = model_and_optimizer(2)
+    other = LambdaLR(optimizer, lambda step: min(1.0, 0.1 * (step + 1)))
+    settings = plan(interval="step", cooldown_end=60, **EAGER)
+    one = attach(model, optimizer, settings, others=[other])
+    rates = []
+    for _ in range(65):
+        steps(optimizer, 1, other)
+        one.advance(epoch_ended=False)
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    start = next(i + 1 for i, (rate, _) in enumerate(rates) if rate < 0.1 and i > 10) - 1
+    assert 19 <= start <= 21  # the rule acts after 20 steps
+    expected = [0.1 * max(0.0, (60 - step) / (60 - start)) for step in range(start, 66)]
+    assert [rate for rate, _ in rates[start - 1 :]] == pytest.approx(expected)
+    assert [rate for _, rate in rates[start - 1 :]] == pytest.approx([2 * x for x in expected])
+
+
 def test_a_scheduler_in_the_middle_of_its_warm_up_follows():
     model, optimizer = model_and_optimizer()
     warm_up = LambdaLR(optimizer, lambda step: (step + 1) / 100)
@@ -174,7 +192,7 @@ def test_the_structure_of_a_state_is_the_same_at_any_time():
         return set().union(*(structure(value, (*path, key)) for key, value in state.items()))
 
     model, optimizer = model_and_optimizer()
-    one = attach(model, optimizer, plan(horizons=[8], **EAGER), start=10)
+    one = attach(model, optimizer, plan(horizons=[8], cooldown_end=90, **EAGER), start=10)
     begun = structure(one.state_dict())
     for _ in range(3):
         steps(optimizer, 20)

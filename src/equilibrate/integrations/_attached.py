@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     threshold: float | None
     factor: float
     rule: Rule | None
+    cooldown_end: int | None
     min_lr: float | Sequence[float]
     min_steps: int
 
@@ -160,7 +161,7 @@ class Attached:
         before = _learning_rates(self.monitor.optimizer)
         self.scheduler.step(loss)
         decision = self.scheduler.last_decision
-        if decision.lowered:
+        if decision.lowered or list(decision.lrs) != before:  # or a cooldown continues
             self._lowered_to = list(decision.lrs)
             for other in self._others:
                 _rescale(other, before, decision.lrs)

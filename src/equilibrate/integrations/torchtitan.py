@@ -79,8 +79,8 @@ def build_lr_schedulers(**settings: Unpack[Settings]) -> Callable[..., FDRSchedu
     `lr_scheduler.decay_ratio` to 0. The state is in torchtitan's checkpoints.
 
     Args:
-        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr`,
-            `min_steps`, `every` and `scale_invariant`.
+        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
+            `min_lr`, `min_steps`, `every` and `scale_invariant`.
 
     Returns:
         The function, which raises a `ValueError` if the job asks for a decay.

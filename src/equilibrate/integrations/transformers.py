@@ -45,9 +45,9 @@ class FDRCallback(TrainerCallback):
         start: Optimizer steps before the first window; the length of the trainer's warm-up if None.
         layers: Whether to log the readings of each parameter, too.
         horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
-        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `min_lr`,
-            `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is given what
-            `trainer.training_step` returns.
+        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
+            `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is given
+            what `trainer.training_step` returns.
 
     Raises:
         ValueError: If a setting is out of range, or one of the scheduler's is given with

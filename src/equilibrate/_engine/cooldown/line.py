@@ -1,0 +1,52 @@
+"""Learning rates that fall linearly to zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Line:
+    """A linear cooldown that ends at a given step.
+
+    Args:
+        end: The step at which learning rates are zero.
+    """
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self._start = -1
+        self._lrs: tuple[float, ...] = ()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the cooldown has begun."""
+        return self._start >= 0
+
+    def begin(self, step: int, lrs: Sequence[float]) -> None:
+        """Begin the cooldown at a step before its end, with the learning rates of the groups."""
+        self._start, self._lrs = step, tuple(lrs)
+
+    def share(self, step: int) -> float:
+        """Return which share of the learning rates is left at a step."""
+        return max(0.0, (self.end - step) / (self.end - self._start))
+
+    def lrs(self, step: int, current: Sequence[float]) -> list[float]:
+        """Return the learning rate of each group at a step.
+
+        Args:
+            step: The step.
+            current: The present learning rates; groups that were added since keep theirs.
+        """
+        cooled = [self.share(step) * lr for lr in self._lrs]
+        return cooled + list(current[len(cooled) :])
+
+    def state_dict(self, groups: int) -> dict[str, Any]:
+        """Return the state, which has the same shape at any time."""
+        lrs = [*self._lrs, *[0.0] * groups][: max(groups, len(self._lrs))]
+        return {"end": self.end, "start": self._start, "count": len(self._lrs), "lrs": lrs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        self.end, self._start = state["end"], state["start"]
+        self._lrs = tuple(state["lrs"][: state["count"]])

@@ -1,0 +1,161 @@
+"""A scheduler that cools down linearly to the end of a training, from its first decision on."""
+
+import pytest
+import torch
+from torch import nn
+
+import equilibrate as eq
+from equilibrate.rules import Verdict
+
+
+class At:
+    """A rule that acts from a step on, and counts how often it was asked."""
+
+    def __init__(self, step):
+        self.step, self.asked = step, 0
+
+    def judge(self, reading):
+        self.asked += 1
+        return Verdict(reading.step >= self.step, f"{reading.step} steps")
+
+
+def scheduled(rule=None, lr=1.0, groups=1, **options):
+    params = [nn.Parameter(torch.ones(2)) for _ in range(groups)]
+    optimizer = torch.optim.SGD(
+        [{"params": [p], "lr": lr / (i + 1)} for i, p in enumerate(params)], lr=lr
+    )
+    options = {"cooldown_end": 100, "min_steps": 1, "every": 1} | options
+    return optimizer, eq.FDRScheduler(optimizer, rule=rule or At(60), **options)
+
+
+def train(optimizer, scheduler, steps, each=1):
+    """Return the learning rate of every group at each step."""
+    rates = []
+    for step in range(1, steps + 1):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = 1e-3 * torch.randn_like(p)
+        optimizer.step()
+        if step % each == 0:
+            scheduler.step()
+    return rates
+
+
+def test_the_rate_falls_linearly_to_zero_from_the_first_decision_on():
+    rule = At(60)
+    optimizer, scheduler = scheduled(rule, groups=2)
+    rates = train(optimizer, scheduler, 59)
+    assert rates == [[1.0, 0.5]] * 59
+    train(optimizer, scheduler, 1)
+    decision = scheduler.last_decision
+    assert decision.lowered
+    assert decision.reason == "60 steps; cooling down linearly until step 100"
+    assert decision.lrs == (1.0, 0.5)
+    asked = rule.asked
+    rates = train(optimizer, scheduler, 45)
+    expected = [max(0.0, (100 - step) / 40) for step in range(60, 105)]
+    assert [one for one, _ in rates] == pytest.approx(expected)
+    assert [two for _, two in rates] == pytest.approx([0.5 * x for x in expected])
+    assert rates[40] == [0, 0]  # the step after the last one
+    assert rule.asked == asked  # not again
+    assert not scheduler.last_decision.lowered
+    assert scheduler.last_decision.reason == "cooling down until step 100: 0.0% are left"
+    assert [judgement.step for judgement in scheduler.judgements if judgement.lowered] == [60]
+
+
+def test_calls_at_the_ends_of_epochs_make_a_staircase():
+    optimizer, scheduler = scheduled()
+    rates = [rate for (rate,) in train(optimizer, scheduler, 100, each=20)]
+    assert rates == pytest.approx([1.0] * 80 + [0.5] * 20)
+
+
+def test_min_lr_is_the_end_of_the_line():
+    optimizer, scheduler = scheduled(min_lr=0.3)
+    rates = [rate for (rate,) in train(optimizer, scheduler, 110)]
+    assert rates[70] == pytest.approx(0.75)
+    assert min(rates) == rates[-1] == 0.3
+    optimizer, scheduler = scheduled(min_lr=2.0)
+    train(optimizer, scheduler, 80)
+    assert scheduler.last_decision.reason == "80 steps, but lr is at min_lr"
+    assert optimizer.param_groups[0]["lr"] == 1.0  # never raised
+
+
+def test_a_lower_rate_that_somebody_else_set_is_not_raised():
+    optimizer, scheduler = scheduled()
+    train(optimizer, scheduler, 70)
+    optimizer.param_groups[0]["lr"] = 0.01
+    train(optimizer, scheduler, 10)
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_a_decision_after_the_end_multiplies_by_the_factor():
+    optimizer, scheduler = scheduled(At(120), factor=0.5)
+    rates = [rate for (rate,) in train(optimizer, scheduler, 122)]
+    assert rates[-2:] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("stopped", [40, 75])
+def test_a_run_stopped_and_resumed_cools_down_as_if_it_had_not_been(tmp_path, stopped):
+    torch.manual_seed(0)
+    optimizer, scheduler = scheduled(groups=2)
+    whole = train(optimizer, scheduler, 100)
+    torch.manual_seed(0)
+    optimizer, scheduler = scheduled(groups=2)
+    train(optimizer, scheduler, stopped)
+    states = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    torch.save(states, tmp_path / "state.pt")
+    states = torch.load(tmp_path / "state.pt")
+    for options in ({}, {"cooldown_end": None}):  # settings are restored, as by torch's own
+        optimizer, scheduler = scheduled(groups=2, **options)
+        optimizer.load_state_dict(states["optimizer"])
+        scheduler.load_state_dict(states["scheduler"])
+        assert train(optimizer, scheduler, 100 - stopped) == whole[stopped:]
+
+
+def test_a_state_without_a_cooldown_ends_one():
+    _, without = scheduled(cooldown_end=None)
+    optimizer, scheduler = scheduled(At(5))
+    train(optimizer, scheduler, 10)
+    scheduler.load_state_dict(without.state_dict())
+    optimizer.param_groups[0]["lr"] = 1.0
+    train(optimizer, scheduler, 3)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_a_group_added_later_keeps_its_rate():
+    optimizer, scheduler = scheduled()
+    train(optimizer, scheduler, 70)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.2})
+    rates = train(optimizer, scheduler, 20)
+    assert rates[-1] == pytest.approx([11 / 40, 0.2])
+
+
+@pytest.mark.parametrize("wrong", [0, -5, 2.5, True])
+def test_wrong_ends_are_named(wrong):
+    with pytest.raises(ValueError, match=r"cooldown_end must be the number .* got"):
+        scheduled(cooldown_end=wrong)
+
+
+def test_gain_begins_the_cooldown_of_a_noisy_quadratic_by_itself():
+    """It comes down from far away first, and ends with far less loss than a constant rate."""
+    losses, lowered = {}, []
+    for cools in (False, True):
+        torch.manual_seed(0)
+        theta = nn.Parameter(torch.full((40,), 10.0))
+        optimizer = torch.optim.SGD([theta], lr=0.02)
+        rule = eq.rules.Gain(total_steps=3000)
+        forecaster = eq.Forecaster(optimizer, every=4)
+        scheduler = eq.FDRScheduler(optimizer, rule=rule, cooldown_end=3000, forecaster=forecaster)
+        for _ in range(3000):
+            theta.grad = theta.detach() + torch.randn(40)
+            loss = 0.5 * theta.detach().square().sum()
+            optimizer.step()
+            if cools:
+                scheduler.step(loss)
+        losses[cools] = 0.5 * theta.detach().square().sum().item()
+        lowered += [made.step for made in scheduler.judgements if made.lowered]
+    assert len(lowered) == 1
+    assert 600 < lowered[0] < 2900
+    # At rest 40 · η/(4 − 2η) = 0.2; the cooldown over more than a thousand steps leaves a tenth.
+    assert losses[True] < 0.3 * losses[False]
