@@ -88,7 +88,7 @@ class Independent:
         """Take a sample, before a step at which the forecaster takes one."""
         gradient = training.independent_gradient(self._generator)
         with torch.no_grad():
-            (tracker,) = self._forecaster._trackers
+            (tracker,) = self._forecaster._sampler._trackers
             row = [
                 sum(
                     ((p - m) * g).sum()

@@ -14,7 +14,10 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 TEMPLATE = Path(__file__).parent / "page.md"
-SHOWN = ("constant", "cosine", "wsd", "plateau", "paper-0.01", "stationary", "gain", "sasa")
+SHOWN = (
+    "constant", "cosine", "wsd", "plateau", "paper-0.1", "gain-known", "gain-start",
+    "forecast-cooldown", "averaged", "schedule-free",
+)  # fmt: skip
 """Arms whose curves are drawn."""
 TASK_SECTION = """### {title}
 
@@ -55,7 +58,7 @@ def draw_curves(results: Results, task: str, path: Path) -> None:
         x = np.array(runs[0].steps) / runs[0].budget
         y = np.array([run.metrics for run in runs])
         values.append(y[:, len(x) // 6 :])
-        color = f"C{i}" if i != 7 else "k"
+        color = f"C{i}" if i != 7 else "k"  # not grey
         top.plot(x, y.mean(0), color=color, lw=1.2, label=ARMS[arm].title.replace("`", ""))
         if len(runs) > 1:
             error = y.std(0, ddof=1) / np.sqrt(len(runs))
@@ -80,7 +83,13 @@ def draw_curves(results: Results, task: str, path: Path) -> None:
 
 def draw_differences(results: Results, path: Path) -> None:
     """Draw the paired differences to cosine with their 95 % intervals, a panel for each task."""
-    arms = [arm for arm in ARMS if arm != REFERENCE and not ARMS[arm].as_tuned]
+    arms = [
+        arm
+        for arm in ARMS
+        if arm != REFERENCE
+        and not ARMS[arm].as_tuned
+        and any(results.runs(task, arm) for task in results.tasks)
+    ]
     count = len(results.tasks)
     figure, grid = plt.subplots(
         1, count, figsize=(3.2 + 3.2 * count, 0.6 + 0.42 * len(arms)), sharey=True,

@@ -38,8 +38,8 @@ class FDRCallback(Callback):
         layers: Whether to log the readings of each parameter, too.
         horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
         **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
-            `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is given
-            what `training_step` returns.
+            `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
+            given what `training_step` returns.
 
     Raises:
         ValueError: If a setting is out of range, or one of the scheduler's is given with
