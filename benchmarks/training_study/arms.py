@@ -173,7 +173,9 @@ ARMS = {
     ),
     "gain-start": Arm(
         "linear cooldown from when `Gain(total_steps=…)` says",
-        lambda c: controls.GainCooldown(c.optimizer, c.budget, c.cadence),
+        lambda c: controls.RuledCooldown(
+            c.optimizer, eq.rules.Gain(total_steps=c.budget), c.budget, c.cadence
+        ),
         needs_budget=True,
         rule=True,
         cost="forecaster",

@@ -299,18 +299,23 @@ class ForecastCooldown(Control):
         self.detach()
 
 
-class GainCooldown(Control):
-    """A linear cooldown to zero at the end of the budget, from the first decision of `Gain` on.
+class RuledCooldown(Control):
+    """A linear cooldown to zero at the end of the budget, from the first decision of a rule on.
+
+    This is `FDRScheduler(rule=…, cooldown_end=budget)`, called at every step.
 
     Args:
         optimizer: The optimizer.
+        rule: The rule.
         budget: Number of steps of the training.
         cadence: How often to look.
     """
 
-    def __init__(self, optimizer: Optimizer, budget: int, cadence: Cadence) -> None:
+    def __init__(
+        self, optimizer: Optimizer, rule: eq.rules.Rule, budget: int, cadence: Cadence
+    ) -> None:
         super().__init__(optimizer)
-        self._rule = Ruled(optimizer, eq.rules.Gain(total_steps=budget), 0.5, cadence)
+        self._rule = Ruled(optimizer, rule, 0.5, cadence)
         self._budget, self._start = budget, math.inf
 
     def factor(self, step: int) -> float:

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+import equilibrate as eq
+from equilibrate.rules import Verdict
+
 
 @pytest.fixture
 def study(load, monkeypatch):
@@ -277,11 +280,19 @@ def test_the_cooldown_starts_when_the_forecast_stops_growing(study):
 # Shared beginnings ---------------------------------------------------------------------------
 
 
+class After:
+    """A rule that acts after a number of steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def judge(self, reading):
+        return Verdict(reading.step >= self.steps, "late enough")
+
+
 @pytest.fixture
 def eager(study, monkeypatch):
     """Rules that act within a run of a few steps, most of them more than once."""
-    import equilibrate as eq
-
     arms, sasa, controls = study("arms"), study("sasa"), study("controls")
     gain = partial(eq.rules.Gain, ahead=1e-9, confidence=0.501)
     for name, rule in {
@@ -292,6 +303,13 @@ def eager(study, monkeypatch):
     }.items():
         arm = replace(arms.ARMS[name], make=arms._ruled(rule, 0.7))
         monkeypatch.setitem(arms.ARMS, name, arm)
+
+    def cooldown(context):
+        budget, cadence = context.budget, context.cadence
+        return controls.RuledCooldown(context.optimizer, After(35), budget, cadence)
+
+    arm = replace(arms.ARMS["gain-start"], make=cooldown)
+    monkeypatch.setitem(arms.ARMS, "gain-start", arm)
     monkeypatch.setattr(sasa, "LEAST", 2)
     monkeypatch.setattr(sasa, "SIGNIFICANCE", 1e-6)
     monkeypatch.setattr(controls.ForecastCooldown.__init__, "__defaults__", (1,))
@@ -335,8 +353,37 @@ def test_runs_that_begin_together_equal_those_made_alone(study, eager, task, bus
         lowered[small.arm] = len(found["acted"])
     assert not here.forked()
     assert forked[f"final_{task}_wsd_0"] == 49  # at step 48 the decay begins, at a factor of 1
+    assert forked[f"final_{task}_gain-start_0"] == 36
     assert lowered["constant"] == 0
     assert sum(count > 1 for count in lowered.values()) == busy
+
+
+def test_a_cooldown_of_a_rule_is_that_of_the_scheduler(study):
+    """`FDRScheduler(cooldown_end=…)`, called at every step."""
+    controls, budget = study("controls"), 60
+    theta, optimizer = parameter_and_sgd()
+    control = controls.RuledCooldown(optimizer, After(20), budget, controls.Cadence(5, 1))
+    twin, other = parameter_and_sgd()
+    scheduler = eq.FDRScheduler(other, rule=After(20), cooldown_end=budget, min_steps=1, every=1)
+    for step in range(budget):
+        assert optimizer.param_groups[0]["lr"] == 1.0
+        assert control.factor(step) == pytest.approx(other.param_groups[0]["lr"])
+        for p, made in ((theta, optimizer), (twin, other)):
+            p.grad = torch.randn(3)
+            made.step()
+        if step % 5 == 4:
+            control.check(step + 1, 0.0)
+        scheduler.step()
+    assert control.factor(budget) == 0
+
+
+def test_averaged_parameters_are_evaluated_and_not_trained_with(study):
+    for task in ("mlp", "resnet"):
+        plain = made(study, job(study, "constant", task))
+        averaged = made(study, job(study, "averaged", task))
+        for one, two in zip(plain["curve"], averaged["curve"], strict=True):
+            assert one[3:] == two[3:]  # training loss and learning rate
+            assert one[2] != two[2]
 
 
 # SASA+ ---------------------------------------------------------------------------------------
