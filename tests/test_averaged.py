@@ -103,6 +103,47 @@ def test_an_average_of_ones_own_is_used():
     assert torch.equal(flat(model), own)
 
 
+def test_after_a_reset_the_last_average_stays_until_the_next_sample():
+    """As after a lowering of the learning rate, at the end of an epoch that is evaluated."""
+    model, optimizer, forecaster = trained(steps=118)
+    with forecaster.averaged():
+        before = flat(model)
+    forecaster.reset()
+    with forecaster.averaged():
+        assert torch.equal(flat(model), before)
+    own = flat(model)
+    train(model, optimizer, 1)
+    with forecaster.averaged():
+        assert torch.equal(flat(model), own)  # the only sample, before the step
+
+
+def test_blocks_inside_of_one_another():
+    model, optimizer, forecaster = trained()
+    own = flat(model)
+    with forecaster.averaged(16):
+        outer = flat(model)
+        with forecaster.averaged(40):
+            assert not torch.equal(flat(model), outer)
+        assert torch.equal(flat(model), outer)
+        with pytest.raises(RuntimeError, match="made a step inside"):
+            train(model, optimizer, 1)
+    assert torch.equal(flat(model), own)
+
+
+def test_parameters_added_since_begin_new_averages():
+    _, optimizer, forecaster = trained()
+    added = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    optimizer.add_param_group({"params": [added]})
+    with pytest.raises(ValueError, match="no step has been sampled"):
+        forecaster.averaged().__enter__()
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    with forecaster.averaged():
+        assert added.tolist() == [1.0, 1.0]
+    assert added.tolist() == [0.9, 0.9]
+
+
 def test_a_model_of_low_precision_keeps_its_dtype():
     torch.manual_seed(0)
     model = small_model().bfloat16()

@@ -131,6 +131,14 @@ def test_a_group_added_later_keeps_its_rate():
     assert rates[-1] == pytest.approx([11 / 40, 0.2])
 
 
+def test_a_state_that_knows_no_cooldown_is_loaded():
+    optimizer, scheduler = scheduled(cooldown_end=None)
+    state = scheduler.state_dict()
+    del state["cooldown"]
+    scheduler.load_state_dict(state)
+    train(optimizer, scheduler, 3)
+
+
 @pytest.mark.parametrize("wrong", [0, -5, 2.5, True])
 def test_wrong_ends_are_named(wrong):
     with pytest.raises(ValueError, match=r"cooldown_end must be the number .* got"):

@@ -375,8 +375,10 @@ class ScheduleFree(Control):
     def averaged(self) -> Iterator[None]:
         """Give the model the average."""
         self._optimizer.eval()
-        yield
-        self._optimizer.train()
+        try:
+            yield
+        finally:
+            self._optimizer.train()
 
 
 class Trunk(Control):

@@ -179,6 +179,8 @@ class Training:
         metric, loss = self.loop.metric(self._split, control.averaged())
         total = self.loop.network.total.item()
         mean = (total - self._evaluated) / self._job.interval
+        if not math.isfinite(metric):
+            metric = chance(self._job.task)
         self._curve.append([self.loop.step, metric, loss, mean, lr])
         self._evaluated = total
 

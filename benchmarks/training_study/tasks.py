@@ -231,9 +231,9 @@ class Network:
             norm.reset_running_stats()
             norm.momentum = None
         fixed = torch.Generator().manual_seed(0)
-        for _ in range(RECALIBRATION):
-            chosen = torch.randint(self._count, (self.batch_size,), generator=fixed)
-            self.model(self._examples(self._train, chosen.to(self.device))[0])
+        for _ in range(RECALIBRATION):  # batches of the present epoch, as they are trained on
+            at = torch.randint(self._count, (self.batch_size,), generator=fixed)
+            self.model(self._batch(at.to(self.device))[0])
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 

@@ -2,8 +2,8 @@
 
 A run leaves a record or nothing, so killing one process, or all of them, loses unfinished runs only
 and the next call makes them again. A process makes one run after another, which saves the seconds
-that a GPU takes to start; one that dies is replaced. Processes are forked from a server that has
-imported torch and has not touched the GPU.
+that a GPU takes to start; one that fails or dies is replaced. Processes are forked from a server
+that has imported torch and has not touched the GPU.
 """
 
 import gc
@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -64,13 +63,10 @@ class _Worker:
         if not self._pipe.poll():
             return None
         try:
-            return self._pipe.recv()
-        except (EOFError, ConnectionResetError):  # it died
+            self._pipe.recv()
+        except (EOFError, ConnectionResetError):  # it ended with an error, or was killed
             return False
-
-    @property
-    def alive(self) -> bool:
-        return self._process.is_alive()
+        return True
 
     def kill(self) -> None:
         self._process.kill()
@@ -78,16 +74,12 @@ class _Worker:
 
 
 def _serve(pipe: Connection) -> None:
+    # An error ends the process: after some of them a GPU fails in everything that follows.
     while True:
         function, arguments = pipe.recv()
-        try:
-            function(*arguments)
-        except Exception:  # any error of a run is reported, and the next one made
-            traceback.print_exc()
-            pipe.send(False)
-        else:
-            pipe.send(True)
+        function(*arguments)
         gc.collect()  # a run's memory on the GPU, before the next one
+        pipe.send(None)
 
 
 def work_off(
@@ -125,8 +117,10 @@ def work_off(
             for worker, succeeded in ended.items():
                 busy.remove(worker)
                 (finished if succeeded else failed).append(str(worker.name))
-                if worker.alive:
+                if succeeded:
                     idle.append(worker)
+                else:
+                    worker.kill()
             if ended:
                 waiting = [work for work in remaining() if work.name not in tried]
             now = time.monotonic()

@@ -127,7 +127,8 @@ class Forecaster:
 
         Averaging removes the noise that a cooldown would remove, at any time of a training and
         without lowering the learning rate. The averages are the means m that the forecasts are made
-        with. A step of the optimizer inside of the block raises a `RuntimeError`.
+        with. After a reset, as after each lowering of the learning rate, they begin again with the
+        next sample. A step of the optimizer inside of the block raises a `RuntimeError`.
 
         The running statistics of BatchNorm do not fit the averaged parameters: compute them again,
         with `torch.optim.swa_utils.update_bn`, and restore them after the block if the training
@@ -162,8 +163,6 @@ class Forecaster:
             horizon = max(self._matches)
         if horizon not in self._matches:
             raise ValueError(f"horizon must be one of {self.horizons}, got {horizon}")
-        if not self._sampler.begun:
-            raise ValueError("no step has been sampled since the start or the last reset")
         with self._sampler.averaged(horizon):
             yield
 

@@ -39,10 +39,11 @@ class FDRScheduler(LRScheduler):
         threshold: The paper's X. Short for `rule=rules.Threshold(threshold)`.
         factor: Factor by which the learning rate is multiplied, the paper's 1 − Y.
         rule: A rule of `equilibrate.rules`, or your own, instead of `threshold`.
-        cooldown_end: The optimizer step at which the training ends. The first decision to lower the
-            learning rate then begins a linear cooldown to zero, or to `min_lr`, that ends there,
-            and the rule is not asked again. The rate changes when `step()` is called, so call it
-            at every batch. A decision at that step or later multiplies by `factor` instead.
+        cooldown_end: The optimizer step at which the training ends, counted from the creation of
+            the scheduler, or of `monitor`. The first decision to lower the learning rate then
+            begins a linear cooldown to zero, or to `min_lr`, that ends there, and the rule is not
+            asked again. The rate changes when `step()` is called, so call it at every batch. A
+            decision at that step or later multiplies by `factor` instead.
         min_lr: Lower bound on the learning rate, one number or one for each parameter group.
         min_steps: Optimizer steps that must lie in the averaging window, and between two checks
             of the rule. The window is the later half of the steps since the last lowering.
@@ -274,7 +275,7 @@ class FDRScheduler(LRScheduler):
         self.base_lrs = list(state_dict["base_lrs"])
         self._seen, self._decided = state_dict["seen"], state_dict["decided"]
         self._marked = state_dict["marked"]
-        if (line := state_dict["cooldown"]) is None:
+        if (line := state_dict.get("cooldown")) is None:
             self._line = None
         else:
             self._line = self._line or Line(line["end"])

@@ -557,12 +557,13 @@ def test_a_killed_process_loses_its_own_run_only_and_is_made_again(study, tmp_pa
         return workers.Work(job.name, runs.execute, (job, here))
 
     killed = workers.Work("killed", signal.raise_signal, (signal.SIGKILL,))
-    listed = [work(jobs[0]), killed, work(jobs[1])]
+    wrong = workers.Work("wrong", int, ("not a number",))
+    listed = [work(jobs[0]), killed, wrong, work(jobs[1])]
     late = workers.Work("late", runs.execute, (jobs[0], here), 1e6)
     ticks = []
     outcome = workers.work_off(lambda: [*listed, late], 2, 60, lambda: ticks.append(1))
     assert set(outcome.finished) == {job.name for job in jobs}
-    assert outcome.failed == ("killed",)
+    assert set(outcome.failed) == {"killed", "wrong"}
     assert ticks
     written = {job.name: (tmp_path / f"{job.name}.json").read_text() for job in jobs}
     left = [job for jobs in module.remaining(here) for job in jobs]

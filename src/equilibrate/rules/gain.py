@@ -39,7 +39,8 @@ class Gain:
 
     Args:
         ahead: T, in units of the steps so far.
-        total_steps: Number of optimizer steps of the whole training. T is then what is left of it.
+        total_steps: Number of optimizer steps of the whole training, counted from the creation of
+            the scheduler or its monitor. T is then what is left of it.
         confidence: Probability with which N must exceed sT.
 
     Raises:

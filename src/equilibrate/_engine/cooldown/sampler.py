@@ -66,11 +66,6 @@ class Sampler:
         self._detach = attach(self, optimizer, Sampler._on_before, Sampler._on_after)
 
     @property
-    def begun(self) -> bool:
-        """Whether there is a mean."""
-        return self._given is not None or self._count > 0
-
-    @property
     def constant_since(self) -> int:
         """The step since which the means and the learning rates are those of the present."""
         return max(self._start, self._rates.constant_since())
@@ -98,7 +93,17 @@ class Sampler:
 
     @contextmanager
     def averaged(self, horizon: int) -> Iterator[None]:
-        """Give the parameters the values of a mean for a block, in which no step may be made."""
+        """Give the parameters the values of a mean for a block, in which no step may be made.
+
+        After a restart the means keep their values until the next sample.
+
+        Raises:
+            ValueError: If there is none yet.
+        """
+        self._update_layout()
+        if self._given is None and not self._taken:
+            raise ValueError("no step has been sampled: train before you average")
+        outer = self._exchanged
         params = all_parameters(self._optimizer)
         if self._given is not None:
             means = [self._given[id(p)] for p in params]
@@ -109,7 +114,7 @@ class Sampler:
             try:
                 yield
             finally:
-                self._exchanged = False
+                self._exchanged = outer
 
     def samples(self) -> tuple[list[int], Tensor]:
         """Return at which steps samples were taken, and their totals, on the host, in order."""
