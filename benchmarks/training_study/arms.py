@@ -1,8 +1,8 @@
-"""The arms of the study: what sets the learning rate, with four trials of settings for each.
+"""The arms of the study: what sets the learning rate, with eight trials of settings for each.
 
-An arm with a setting of its own is tried at two learning rates, the middle ones of the task's grid,
-with two values of the setting; one without at all four learning rates. Arms that repeat another one
-for another budget use its setting.
+An arm with a setting of its own is tried at four learning rates, with two values of the setting;
+one without at eight learning rates. Arms that repeat another one for another budget use its
+setting.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from training_study.controls import Cadence, Control, Planned
 from training_study.tasks import Task
 
 Options = Mapping[str, Any]
-TRIALS = 4
+TRIALS = 8
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Arm:
             rates = task.rates
         if self.values is None:
             return [{"lr": lr} for lr in rates]
-        return [{"lr": lr, **value} for lr in rates[1:3] for value in self.values]
+        return [{"lr": lr, **value} for lr in task.coarse for value in self.values]
 
     def build(
         self, task: Task, setting: Options, device: str

@@ -1,7 +1,7 @@
 """Which runs there are, in which order, and with which settings: chosen from trials.
 
-- tuning: for each task and arm four trials of settings, on other seeds than those reported. A trial
-  trains for budget 1 and is judged by its metric on validation examples at the end.
+- tuning: for each task and arm eight trials of settings, on other seeds than those reported. A
+  trial trains for budget 1 and is judged by its metric on validation examples at the end.
 - final: the chosen setting, each reported seed, for two budgets. Evaluated on test examples at 1/2,
   1 and 2 budgets, and at equal distances in between.
 
@@ -107,11 +107,12 @@ class Study:
         """
         forked = place.forked()  # before the records: a fork goes once there is a record
         records = read(place.out)
-        done = {record.name for record in records}
+        # A reported run is made again if trials that were added later have chosen another setting.
+        done = {(record.name, json.dumps(record.setting)) for record in records}
         found: list[list[Job]] = []
         together: dict[Any, list[Job]] = {}
         for job in self.tuning() + self.final(self.chosen(records)):
-            if job.name in done:
+            if (job.name, json.dumps(job.setting)) in done:
                 continue
             if job.shared is None or job.name in forked:
                 found.append([job])

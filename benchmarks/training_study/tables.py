@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training_study import statistics
-from training_study.arms import ARMS, TRIALS
+from training_study.arms import ARMS
 from training_study.records import Record, read
 from training_study.statistics import Difference, mean, paired
 from training_study.study import open_study
@@ -32,7 +32,13 @@ class Results:
     def __init__(self, out: Path) -> None:
         self.records = read(out)
         self.study = open_study(out)
-        self.final = [record for record in self.records if record.stage == "final"]
+        chosen = {} if self.study is None else self.study.chosen(self.records)
+        self.final = [
+            record
+            for record in self.records
+            if record.stage == "final"
+            and record.setting == chosen.get((record.task, _tuned(record.arm)), record.setting)
+        ]
         path = out / "overhead.json"
         self.overhead: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
@@ -48,6 +54,14 @@ class Results:
     def runs(self, task: str, arm: str) -> list[Record]:
         """Return the reported runs of an arm, by seed."""
         return [record for record in self.final if (record.task, record.arm) == (task, arm)]
+
+    def trials(self, task: str, arm: str) -> list[Record]:
+        """Return the trials of an arm."""
+        return [
+            record
+            for record in self.records
+            if (record.stage, record.task, record.arm) == ("tuning", task, arm)
+        ]
 
     def at(self, task: str, arm: str, budgets: float) -> dict[int, float]:
         """Return the metric after a number of budgets, by seed."""
@@ -87,7 +101,8 @@ def known(results: Results, task: str) -> Table:
         difference = results.difference(task, arm, 1.0) if arm != REFERENCE else None
         rows.append([
             ARMS[arm].title,
-            setting(runs[0].setting) + (" (end of the grid)" if at_the_end(runs[0]) else ""),
+            setting(runs[0].setting)
+            + (" (end of the grid)" if at_the_end(results, runs[0]) else ""),
             _mean(task, list(values.values())),
             _difference(task, difference),
             _mean(task, [statistics.area(r.steps, r.metrics, r.budget) for r in runs]),
@@ -101,10 +116,10 @@ def known(results: Results, task: str) -> Table:
     return head, rows
 
 
-def at_the_end(run: Record) -> bool:
-    """Return whether the chosen learning rate is the first or last of four."""
-    rates = [trial["lr"] for trial in ARMS[run.arm].trials(TASKS[run.task])]
-    return len(set(rates)) == TRIALS and run.setting["lr"] in (rates[0], rates[-1])
+def at_the_end(results: Results, run: Record) -> bool:
+    """Return whether the chosen learning rate is the first or last of those that were tried."""
+    rates = [trial.setting["lr"] for trial in results.trials(run.task, run.arm)]
+    return bool(rates) and run.setting["lr"] in (min(rates), max(rates))
 
 
 def costs(results: Results, task: str) -> Table:
@@ -209,7 +224,14 @@ def made_with(results: Results) -> str:
     left_out = f" Left out: {', '.join(missing)}." if missing else ""
     not_run = [task.title for name, task in TASKS.items() if name not in results.tasks]
     left_out += f" Not run yet: {'; '.join(not_run)}." if not_run else ""
-    return f"{TRIALS} trials for each arm. " + ". ".join(parts) + "." + left_out
+    counts = {len(results.trials(r.task, r.arm)) for r in final if not ARMS[r.arm].as_tuned}
+    trials = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
+    return f"{trials} trials for each arm. " + ". ".join(parts) + "." + left_out
+
+
+def _tuned(arm: str) -> str:
+    """Return the arm whose setting an arm has."""
+    return ARMS[arm].as_tuned or arm
 
 
 def _seeds(results: Results, task: str) -> str:

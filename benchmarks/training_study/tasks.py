@@ -41,8 +41,10 @@ class Task:
     optimizer: Callable[..., Optimizer]
     settings: dict[str, Any]
     """Arguments of the optimizer, without the learning rate."""
-    rates: tuple[float, float, float, float]
-    """The grid of learning rates; arms with a setting of their own use the two in the middle."""
+    rates: tuple[float, ...]
+    """Eight learning rates, which arms without a setting of their own are tried at."""
+    coarse: tuple[float, ...]
+    """Four of them, which arms with a setting are tried at, with two values of it."""
     batch_size: int
     budget: int
     """Steps of budget 1."""
@@ -54,7 +56,7 @@ class Task:
     """Whether images are mirrored and cropped from padded ones at random."""
     fast: bool = False
     """Whether a GPU trains it in bfloat16 where torch does by itself, compiled."""
-    amsgrad_rates: tuple[float, float, float, float] = (3e-4, 1e-3, 3e-3, 1e-2)
+    amsgrad_rates: tuple[float, ...] = (1e-4, 3e-4, 5e-4, 1e-3, 2e-3, 3e-3, 1e-2, 3e-2)
     schedule_free_factor: float = 1.0
     """What `rates` are multiplied with for the schedule-free optimizer."""
 
@@ -87,7 +89,8 @@ TASKS = {
         _seeded(mlp),
         torch.optim.SGD,
         {"momentum": 0.9, "weight_decay": 1e-4},
-        rates=(0.01, 0.03, 0.1, 0.2),
+        rates=(0.003, 0.01, 0.03, 0.055, 0.1, 0.14, 0.2, 0.4),
+        coarse=(0.01, 0.03, 0.1, 0.2),
         batch_size=100,
         budget=9000,
         step_ms=1.1,
@@ -99,7 +102,8 @@ TASKS = {
         _cnn,
         torch.optim.SGD,
         {"momentum": 0.0, "weight_decay": 0.01},
-        rates=(0.02, 0.05, 0.1, 0.2),
+        rates=(0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4),
+        coarse=(0.02, 0.05, 0.1, 0.2),
         batch_size=100,
         budget=3900,
         step_ms=6.0,
@@ -110,7 +114,8 @@ TASKS = {
         _seeded(lambda tiny: resnet(nn.BatchNorm2d, tiny, blocks=3)),
         torch.optim.SGD,
         {"momentum": 0.9, "weight_decay": 5e-4},
-        rates=(0.02, 0.05, 0.1, 0.2),
+        rates=(0.005, 0.01, 0.02, 0.05, 0.1, 0.14, 0.2, 0.4),
+        coarse=(0.02, 0.05, 0.1, 0.2),
         batch_size=128,
         budget=3900,
         step_ms=9.0,
@@ -124,13 +129,14 @@ TASKS = {
         _seeded(Transformer),
         torch.optim.AdamW,
         {"weight_decay": 0.1},
-        rates=(5e-4, 1e-3, 2e-3, 4e-3),
+        rates=(2.5e-4, 5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 4e-3, 8e-3),
+        coarse=(5e-4, 1e-3, 2e-3, 4e-3),
         batch_size=32,
         budget=3000,
         step_ms=8.0,
         warm_up=100,
         fast=True,
-        amsgrad_rates=(5e-4, 1e-3, 2e-3, 4e-3),
+        amsgrad_rates=(2.5e-4, 5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 4e-3, 8e-3),
         schedule_free_factor=2.0,
     ),
 }

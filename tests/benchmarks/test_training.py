@@ -526,17 +526,36 @@ def test_settings_are_chosen_by_the_trials_and_arms_are_balanced(study):
     trials = [
         synthetic(study, arm, 7, stage="tuning", trial=trial, level=0.9 - 0.01 * (trial - 2) ** 2)
         for arm in module.arms
-        for trial in range(4)
+        for trial in range(8)
     ]
     chosen = module.chosen(trials)
     assert chosen == {("mlp", arm): {"lr": 0.03} for arm in module.arms}
     assert not module.final({k: v for k, v in chosen.items() if k[1] != "plateau"})
-    assert module.chosen(trials[:3]) == {}  # of four
-    text = [replace(t, task="transformer") for t in trials[:4]]
-    assert module.chosen(text) == {("transformer", "constant"): {"lr": 0.01}}  # lowest loss
+    assert module.chosen(trials[:7]) == {}  # of eight
+    text = [replace(t, task="transformer") for t in trials[:8]]
+    assert module.chosen(text) == {("transformer", "constant"): {"lr": 0.08}}  # lowest loss
     seeds = [job.seed for job in module.final(chosen)]
     assert seeds == [0, 0, 0, 1, 1, 1]
     assert [job.trial for job in module.tuning()] == sorted(job.trial for job in module.tuning())
+
+
+def test_a_reported_run_is_made_again_if_another_setting_was_chosen_since(study, tmp_path):
+    module, runs, tables = small_study(study, ("constant",)), study("runs"), study("tables")
+    settings = study("arms").ARMS["constant"].trials(study("tasks").TASKS["mlp"])
+    here = place(study, tmp_path)
+    study("study").save(module, tmp_path)
+    for trial in range(8):
+        level = 0.9 - 0.01 * (trial - 2) ** 2
+        record = synthetic(study, "constant", 7, stage="tuning", trial=trial, level=level)
+        raw = record.raw | {"setting": settings[trial]}
+        runs.write(tmp_path / f"{record.name}.json", raw)
+    for seed, trial in ((0, 2), (1, 4)):  # the second with what was chosen before
+        record = synthetic(study, "constant", seed)
+        raw = record.raw | {"setting": settings[trial]}
+        runs.write(tmp_path / f"{record.name}.json", raw)
+    (left,) = module.remaining(here)
+    assert [(job.stage, job.seed, job.setting) for job in left] == [("final", 1, settings[2])]
+    assert [record.seed for record in tables.Results(tmp_path).final] == [0]
 
 
 def test_reported_seeds_are_not_tuned_on(study):
@@ -578,7 +597,7 @@ def test_a_study_resumes_until_nothing_is_left(load, study, tmp_path, monkeypatc
     training, workers = load("training"), study("workers")
     made = []
 
-    def here(remaining, count, seconds, tick, limit=5):
+    def here(remaining, count, seconds, tick, limit=9):
         finished = []
         while (left := remaining()) and len(finished) < limit:
             left[0].function(*left[0].arguments)
@@ -593,18 +612,19 @@ def test_a_study_resumes_until_nothing_is_left(load, study, tmp_path, monkeypatc
     command = f"--tiny --out {out} --pack {tar}".split()
     first = ["--tasks", "mlp", "--budget", "mlp=30", "--arms", "constant", "cosine", "--seeds", "2"]
     training.main(command + first)
-    assert "5 runs done" in capsys.readouterr().out
+    assert "9 runs done" in capsys.readouterr().out
     training.main(command)
     training.main(command)
     assert "0 left" in capsys.readouterr().out
-    assert len(made) == len(set(made)) == 2 * 4 + 2 * 2
+    assert len(made) == len(set(made)) == 2 * 8 + 2 * 2
     assert tar.stat().st_size > 1000
     for wrong in (["--seeds", "3"], ["--arms", "cosine", "step"]):
         with pytest.raises(SystemExit):
             training.main([*command, *wrong])
         assert f"other {wrong[0][2:]}" in capsys.readouterr().err
     training.main([*command, "--arms", "constant", "cosine", "step"])
-    assert "0 left" not in capsys.readouterr().out  # an arm was added
+    assert " 0 left" not in capsys.readouterr().out  # an arm was added
+    training.main(command)
     training.main(command)
     assert "0 left" in capsys.readouterr().out
     before = [record.name for record in study("records").read(out)]
@@ -651,6 +671,9 @@ def test_tables_and_page_from_records_alone(load, study, tmp_path):
             noise = 0.0005 * ((seed * 7 + len(arm)) % 3)
             record = synthetic(study, arm, seed, level=level + noise, acted=(15 + seed,))
             runs.write(out / f"{record.name}.json", record.raw)
+    for trial in range(3):
+        record = synthetic(study, "constant", 7, stage="tuning", trial=trial)
+        runs.write(out / f"{record.name}.json", record.raw)
     ratio = {"median": 1.0, "ratio": 1.5, "ratio_interval": [1.4, 1.6]}
     runs.write(
         out / "overhead.json", {"mlp": {"bare": ratio | {"ratio": 1.0}, "forecaster": ratio}}
