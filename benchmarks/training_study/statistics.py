@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equilibrate.estimates import Estimate
+from equilibrate.estimates import Estimate, student_quantile
 from training_study.records import Record
 
 
@@ -30,6 +30,29 @@ class Difference:
         """Whether the 95 % interval excludes zero."""
         low, high = self.estimate.interval
         return "better" if low > 0 else "worse" if high < 0 else "undecided"
+
+
+def p_value(estimate: Estimate) -> float:
+    """Return the probability of a mean as far from zero by chance, by Student's distribution."""
+    distance = abs(estimate.value) / estimate.stderr if estimate.stderr else math.inf
+    low, high = 0.0, 1.0  # of the probability of being closer
+    for _ in range(40):
+        middle = (low + high) / 2
+        if student_quantile(middle, estimate.dof) < distance:
+            low = middle
+        else:
+            high = middle
+    return 1 - low
+
+
+def discoveries(p_values: Sequence[float], rate: float = 0.05) -> set[int]:
+    """Return which of many tests stand if a share `rate` of these may be wrong.
+
+    This is the procedure of Benjamini and Hochberg.
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    ranks = [k for k, i in enumerate(order, 1) if p_values[i] <= rate * k / len(order)]
+    return set(order[: max(ranks, default=0)])
 
 
 def paired(

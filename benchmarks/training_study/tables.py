@@ -101,8 +101,7 @@ def known(results: Results, task: str) -> Table:
         difference = results.difference(task, arm, 1.0) if arm != REFERENCE else None
         rows.append([
             ARMS[arm].title,
-            setting(runs[0].setting)
-            + (" (end of the grid)" if at_the_end(results, runs[0]) else ""),
+            setting(runs[0].setting, " (end of the grid)" * at_the_end(results, runs[0])),
             _mean(task, list(values.values())),
             _difference(task, difference),
             _mean(task, [statistics.area(r.steps, r.metrics, r.budget) for r in runs]),
@@ -190,16 +189,26 @@ def equilibrium(results: Results) -> Table:
 
 
 def verdicts(results: Results) -> Table:
-    """Return a row for each arm: its verdicts against cosine at 1/2, 1 and 2 budgets, by task."""
+    """Return a row for each arm: its verdicts against cosine at 1/2, 1 and 2 budgets, by task.
+
+    Those that stand among so many tests are bold.
+    """
     head = ["arm", "must know the budget", *(TASKS[task].title for task in results.tasks)]
+    arms = [arm for arm in ARMS if arm != REFERENCE and not ARMS[arm].as_tuned]
+    places = [(task, arm, b) for arm in arms for task in results.tasks for b in BUDGETS]
+    found = {place: results.difference(*place) for place in places}
+    tested = [place for place in places if found[place] is not None]
+    values = [statistics.p_value(found[place].estimate) for place in tested]  # pyright: ignore[reportOptionalMemberAccess]
+    standing = {tested[i] for i in statistics.discoveries(values)}
+
+    def words(place: tuple[str, str, float]) -> str:
+        if (difference := found[place]) is None:
+            return "–"
+        return f"**{difference.verdict}**" if place in standing else difference.verdict
+
     rows = []
-    for arm in ARMS:
-        if arm == REFERENCE or ARMS[arm].as_tuned:
-            continue
-        cells = []
-        for task in results.tasks:
-            found = [results.difference(task, arm, budgets) for budgets in BUDGETS]
-            cells.append(" / ".join("–" if d is None else d.verdict for d in found))
+    for arm in arms:
+        cells = [" / ".join(words((task, arm, b)) for b in BUDGETS) for task in results.tasks]
         if any(set(cell) - set("–/ ") for cell in cells):
             rows.append([ARMS[arm].title, "yes" if ARMS[arm].needs_budget else "no", *cells])
     return head, rows
@@ -240,10 +249,12 @@ def _seeds(results: Results, task: str) -> str:
     return " to ".join(str(n) for n in sorted({min(counts), max(counts)})) + " seeds for an arm"
 
 
-def setting(chosen: Mapping[str, Any]) -> str:
-    """Return a setting in words."""
+def setting(chosen: Mapping[str, Any], note: str = "") -> str:
+    """Return a setting in words, with a note on its learning rate."""
     words = {"lr": "lr", "drop": "factor", "share": "share", "at": "at", "patience": "patience"}
-    return ", ".join(f"{words[key]} {_plain(value)}" for key, value in chosen.items())
+    return ", ".join(
+        f"{words[key]} {_plain(value)}" + note * (key == "lr") for key, value in chosen.items()
+    )
 
 
 def tables(out: Path) -> dict[str, Table | str]:

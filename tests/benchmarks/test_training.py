@@ -471,6 +471,17 @@ def test_means_and_paired_differences_by_hand(study):
     assert statistics.paired({0: 1.0, 1: 2.0}, theirs, lower_is_better=True) is None
 
 
+def test_p_values_and_discoveries_by_hand(study):
+    statistics = study("statistics")
+    estimate = statistics.mean([1.0, 2.0, 3.0])  # t = 2√3 with two degrees of freedom
+    t = 2 * math.sqrt(3)
+    assert statistics.p_value(estimate) == pytest.approx(1 - t / math.sqrt(2 + t**2), abs=1e-6)
+    assert statistics.p_value(statistics.mean([2.0, 2.0, 2.0])) == pytest.approx(0, abs=1e-9)
+    # Five tests at 5 %: the bounds are 1, 2, 3, 4 and 5 %.
+    assert statistics.discoveries([0.001, 0.5, 0.029, 0.025, 0.2]) == {0, 2, 3}
+    assert statistics.discoveries([0.02, 0.5, 0.6]) == set()
+
+
 def test_area_and_goal_by_hand(study):
     statistics = study("statistics")
     steps, metrics = (10, 20, 40, 80), (0.0, 1.0, 2.0, 9.0)
@@ -701,15 +712,15 @@ def test_tables_and_page_from_records_alone(load, study, tmp_path):
     assert rows[0] == ["`Gain`", "1.0", "0.533", "0.033", "0.033", "0 of 3"]
     verdicts = tables.verdicts(results)[1]
     assert verdicts == [
-        ["constant", "no", "– / worse / worse"],
-        ["`Gain`", "no", "– / better / better"],
+        ["constant", "no", "– / **worse** / **worse**"],
+        ["`Gain`", "no", "– / **better** / **better**"],
     ]
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     assert figures.write_page(out, page)
     text = page.read_text()
     assert "### MLP, MNIST, SGD" in text
-    assert "| `Gain` | no | – / better / better |" in text
+    assert "| `Gain` | no | – / **better** / **better** |" in text
     assert (page.parent / "figures" / "training-mlp.png").stat().st_size > 10_000
     assert (page.parent / "figures" / "training-differences.png").stat().st_size > 10_000
     assert figures.write_page(out, page)  # again: nothing is doubled
