@@ -214,28 +214,36 @@ def verdicts(results: Results) -> Table:
     return head, rows
 
 
-def made_with(results: Results) -> str:
-    """Return what was run, on what, in one paragraph."""
-    final = results.final
-    parts = []
+def made_with(results: Results) -> Table:
+    """Return what was run, and on what."""
+    head = [
+        "task", "steps of a budget", "trials of an arm", "seeds of an arm", "reported runs",
+        "diverged", "machines", "commits",
+    ]  # fmt: skip
+    rows = []
     for task in results.tasks:
-        runs = [record for record in final if record.task == task]
-        where = sorted({f"{_machine(r)}, torch {r.where['torch']}" for r in runs})
-        commits = sorted({(r.where["commit"] or "unknown")[:9] for r in runs})
-        diverged = sum(record.diverged for record in runs)
-        parts.append(
-            f"{TASKS[task].title}: budget {runs[0].budget:,} steps, {len(runs)} reported runs, "
-            f"{_seeds(results, task)}"
-            + (f" ({diverged} diverged)" if diverged else "")
-            + f", on {'; '.join(where)}, commit {', '.join(commits)}"
-        )
-    missing = [ARMS[a].title for a in ARMS if not any(r.arm == a for r in final)]
-    left_out = f" Left out: {', '.join(missing)}." if missing else ""
-    not_run = [task.title for name, task in TASKS.items() if name not in results.tasks]
-    left_out += f" Not run yet: {'; '.join(not_run)}." if not_run else ""
-    counts = {len(results.trials(r.task, r.arm)) for r in final if not ARMS[r.arm].as_tuned}
-    trials = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
-    return f"{trials} trials for each arm. " + ". ".join(parts) + "." + left_out
+        runs = [record for record in results.final if record.task == task]
+        arms = [arm for arm in results.arms(task) if not ARMS[arm].as_tuned]
+        rows.append([
+            TASKS[task].title,
+            f"{runs[0].budget:,}",
+            _range(len(results.trials(task, arm)) for arm in arms),
+            _range(len(results.runs(task, arm)) for arm in arms),
+            str(len(runs)),
+            str(sum(record.diverged for record in runs)),
+            "; ".join(sorted({f"{_machine(r)}, torch {r.where['torch']}" for r in runs})),
+            ", ".join(sorted({(r.where["commit"] or "unknown")[:9] for r in runs})),
+        ])  # fmt: skip
+    return head, rows
+
+
+def not_run(results: Results) -> str:
+    """Return which arms and tasks have not been run, in a sentence."""
+    arms = [ARMS[arm].title for arm in ARMS if not any(r.arm == arm for r in results.final)]
+    tasks = [task.title for name, task in TASKS.items() if name not in results.tasks]
+    return (
+        f"Not run yet: {'; '.join(arms + tasks)}." if arms + tasks else "Everything has been run."
+    )
 
 
 def _tuned(arm: str) -> str:
@@ -243,10 +251,8 @@ def _tuned(arm: str) -> str:
     return ARMS[arm].as_tuned or arm
 
 
-def _seeds(results: Results, task: str) -> str:
-    """Return how many seeds the arms of a task have."""
-    counts = [len(results.runs(task, arm)) for arm in results.arms(task)]
-    return " to ".join(str(n) for n in sorted({min(counts), max(counts)})) + " seeds for an arm"
+def _range(counts: Iterable[int]) -> str:
+    return " to ".join(str(n) for n in sorted({min(found := sorted(counts)), max(found)}))
 
 
 def setting(chosen: Mapping[str, Any], note: str = "") -> str:
@@ -264,6 +270,7 @@ def tables(out: Path) -> dict[str, Table | str]:
         return {}
     found: dict[str, Table | str] = {
         "training, runs": made_with(results),
+        "training, not run": not_run(results),
         "training, equilibrium": equilibrium(results),
         "training, verdicts": verdicts(results),
     }
