@@ -252,7 +252,8 @@ def _tuned(arm: str) -> str:
 
 
 def _range(counts: Iterable[int]) -> str:
-    return " to ".join(str(n) for n in sorted({min(found := sorted(counts)), max(found)}))
+    found = list(counts)
+    return " to ".join(str(n) for n in sorted({min(found), max(found)}))
 
 
 def setting(chosen: Mapping[str, Any], note: str = "") -> str:
