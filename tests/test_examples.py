@@ -44,6 +44,17 @@ def test_a_forecast(example):
     assert gain.startswith("cooling down did gain")
 
 
+def test_a_cooldown(example):
+    lines = example("cooldown.py", "--steps", "1500").splitlines()
+    assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == [
+        "constant", "cosine", "cooldown",
+    ]  # fmt: skip
+    losses = {line.split()[0]: float(line.split()[-1]) for line in lines if "began" not in line}
+    assert losses["cooldown:"] < losses["constant:"]
+    assert losses["with"] < losses["constant:"]
+    assert "cooling down linearly until step 1500" in lines[-1]
+
+
 def test_every_example_is_listed():
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     for path in EXAMPLES.glob("*.py"):

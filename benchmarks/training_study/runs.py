@@ -19,8 +19,9 @@ import torch
 from equilibrate.runlog.provenance import environment
 from training_study import data
 from training_study.arms import ARMS, Context
-from training_study.controls import DEFAULT, Cadence, Control, Trunk
+from training_study.controls import DEFAULT, Cadence, Control
 from training_study.tasks import TASKS, Loop, Network
+from training_study.trunk import Trunk
 
 
 @dataclass(frozen=True)
