@@ -6,6 +6,7 @@ import math
 import pytest
 
 
+@pytest.mark.slow
 def test_dry_run_writes_each_variant_and_keeps_earlier_cases(load, tmp_path):
     gpu, watchers = load("gpu_overhead"), load("watchers")
     out = tmp_path / "out.json"

@@ -27,13 +27,9 @@ def assert_continues(result, expected):
         assert_same(found, numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "kind"),
-    [
-        pytest.param("FSDP2", "sgd", marks=pytest.mark.slow),
-        ("FSDP2", "adamw"),
-        pytest.param("FSDP2 and TP", "momentum", marks=pytest.mark.slow),
-    ],
+    ("strategy", "kind"), [("FSDP2", "sgd"), ("FSDP2", "adamw"), ("FSDP2 and TP", "momentum")]
 )
 def test_a_run_continues_on_another_number_of_processes(processes, strategy, kind, tmp_path):
     if "TP" in strategy and sharded.TORCH < (2, 13):

@@ -38,7 +38,17 @@ def expected():
     return found
 
 
-@pytest.mark.parametrize("strategy", sharded.STRATEGIES)
+QUICK = ("FSDP2", "TP", "FSDP2, offloaded")
+"""Strategies that are not left to the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        strategy if strategy in QUICK else pytest.param(strategy, marks=pytest.mark.slow)
+        for strategy in sharded.STRATEGIES
+    ],
+)
 def test_sharded_readings_equal_those_of_a_single_process(processes, expected, strategy):
     kinds = ["momentum", "adamw"] if "offloaded" in strategy else list(sharded.OPTIMIZERS)
     if strategy == "TP, sequence" and sharded.TORCH < (2, 9):
