@@ -136,7 +136,7 @@ def test_every_step_of_a_reshuffled_epoch_is_biased():
 # -- linear networks ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("full_gradient_size", [None, 3])
+@pytest.mark.parametrize("full_gradient_size", [None, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("momentum", "dampening"), [(0.0, 0.0), (0.6, 0.3)])
 def test_linear_network_agrees_with_enumeration(momentum, dampening, full_gradient_size):
     """Three estimates within z = 4: false alarms for 2 of 10^4 seeds."""

@@ -39,7 +39,10 @@ COLUMNS = {
 STATES = ("absent", "head", "begun", "whole", "a part", "parts", "whole and a part")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 20))],
+)
 def test_records_in_any_state_can_be_drawn(tmp_path, seed):
     chance = random.Random(seed)
     scale, seeds = chance.choice([1.0, 0.3, 0.02]), chance.choice([None, 2])
