@@ -55,6 +55,16 @@ class Control:
         self.acted: list[tuple[int, str]] = []
         """Steps after which the rule acted, and why."""
 
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each parameter group, which rules change."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    @rates.setter
+    def rates(self, rates: Sequence[float]) -> None:
+        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
+
     def factor(self, step: int) -> float:
         """Return what the learning rate of a step is multiplied with."""
         return 1.0
@@ -247,7 +257,40 @@ class Peak:
         return self._since >= self._patience
 
 
-class ForecastCooldown(Control):
+class Cooldown(Control):
+    """A cooldown that begins at a step that something decides during the training.
+
+    Args:
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self._start = math.inf
+
+    @property
+    def begun(self) -> bool:
+        """Whether the cooldown has begun."""
+        return self._start < math.inf
+
+    def begin(self, step: int, reason: str) -> None:
+        """Begin the cooldown at a step, after which nothing is decided any more."""
+        self._start = step
+        self.acted.append((step, reason))
+        self.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state once the cooldown has begun; before, it cannot be saved."""
+        return super().state_dict() | {"start": self._start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the cooldown."""
+        super().load_state_dict(state)
+        self._start = state["start"]
+        self.detach()
+
+
+class ForecastCooldown(Cooldown):
     """One linear cooldown, which starts when the forecast of its gain stops growing.
 
     Its length is a share of the steps before it, and it ends at `FLOOR` of the learning rate, since
@@ -266,7 +309,7 @@ class ForecastCooldown(Control):
         super().__init__(optimizer)
         self._share = share
         self._forecaster = eq.Forecaster(optimizer, cadence.horizons, cadence.every)
-        self._peak, self._start = Peak(patience), math.inf
+        self._peak = Peak(patience)
 
     def factor(self, step: int) -> float:
         """Return 1 before the cooldown, `FLOOR` after it."""
@@ -275,31 +318,19 @@ class ForecastCooldown(Control):
         return max(FLOOR, 1 - (step - self._start + 1) / (self._share * self._start))
 
     def check(self, step: int, loss: float) -> None:
-        """Read the forecast of the longest horizon, until the cooldown starts."""
-        if self._start < math.inf:
+        """Read the forecast of the longest horizon, until the cooldown begins."""
+        if self.begun:
             return
         forecast = self._forecaster.forecasts()[-1]
         if forecast.undefined is None and self._peak.add(forecast.gain.value):
-            self._start = step
-            self.acted.append((step, f"the forecast stopped growing at {forecast.gain}"))
-            self.detach()
+            self.begin(step, f"the forecast stopped growing at {forecast.gain}")
 
     def detach(self) -> None:
         """Detach the forecaster."""
         self._forecaster.detach()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state once the cooldown has started; before, it cannot be saved."""
-        return super().state_dict() | {"start": self._start}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the cooldown."""
-        super().load_state_dict(state)
-        self._start = state["start"]
-        self.detach()
-
-
-class RuledCooldown(Control):
+class RuledCooldown(Cooldown):
     """A linear cooldown to zero at the end of the budget, from the first decision of a rule on.
 
     This is `FDRScheduler(rule=…, cooldown_end=budget)`, called at every step.
@@ -316,7 +347,7 @@ class RuledCooldown(Control):
     ) -> None:
         super().__init__(optimizer)
         self._rule = Ruled(optimizer, rule, 0.5, cadence)
-        self._budget, self._start = budget, math.inf
+        self._budget = budget
 
     def factor(self, step: int) -> float:
         """Return 1 before the cooldown, and 0 after it."""
@@ -325,30 +356,18 @@ class RuledCooldown(Control):
         return max(0.0, (self._budget - step) / (self._budget - self._start))
 
     def check(self, step: int, loss: float) -> None:
-        """Ask the rule, until the cooldown starts. What it does to the learning rate is undone."""
-        if self._start < math.inf or step >= self._budget:
+        """Ask the rule, until the cooldown begins. What it does to the learning rate is undone."""
+        if self.begun or step >= self._budget:
             return
-        rates = [group["lr"] for group in self.optimizer.param_groups]
+        rates = self.rates
         self._rule.check(step, loss)
-        for group, lr in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = lr
-        if self._rule.acted:
-            self._start, self.acted = step, self._rule.acted
-            self.detach()
+        self.rates = rates
+        for _, reason in self._rule.acted:
+            self.begin(step, reason)
 
     def detach(self) -> None:
         """Detach the rule."""
         self._rule.detach()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state once the cooldown has started; before, it cannot be saved."""
-        return super().state_dict() | {"start": self._start}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the cooldown."""
-        super().load_state_dict(state)
-        self._start = state["start"]
-        self.detach()
 
 
 class Averaged(Control):

@@ -92,7 +92,7 @@ def _time(task: str, place: Place, steps: int, out: Path) -> None:
     training.evaluate(control, 0.0)
     evaluation = time.perf_counter() - stepped
     step = max(0.0, stepped - started - evaluation) / (steps - 10)
-    write(out, [step, started - began, evaluation])  # pyright: ignore[reportArgumentType]
+    write(out, [step, started - began, evaluation])
 
 
 def estimate(jobs: Iterable[Job], speeds: Mapping[str, Speed], workers: int) -> float:

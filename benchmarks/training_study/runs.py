@@ -20,8 +20,8 @@ from equilibrate.runlog.provenance import environment
 from training_study import data
 from training_study.arms import ARMS, Context
 from training_study.controls import DEFAULT, Cadence, Control
+from training_study.shared import Shared
 from training_study.tasks import TASKS, Loop, Network
-from training_study.trunk import Trunk
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ def execute_shared(jobs: Sequence[Job], place: Place) -> None:
         training.save(place.forks / f"{name}@{training.loop.step}.pt", controls[name])
         controls.pop(name).detach()
 
-    trunk = Trunk(training.loop.optimizer, controls, leave)
+    shared = Shared(training.loop.optimizer, controls, leave)
     for steps in sorted({job.steps for job in jobs}):
-        training.run(trunk, steps, unless=lambda: not controls)
+        training.run(shared, steps, unless=lambda: not controls)
         for name in [name for name in controls if by_name[name].steps == steps]:
             control = controls.pop(name)
             record = training.record(by_name[name], control, shared=training.loop.step)
@@ -238,7 +238,7 @@ def _network(task: str, file: Path | None, device: str, tiny: bool) -> Network:
     return Network(TASKS[task], data.load(TASKS[task].data, file), device, tiny=tiny)
 
 
-def write(path: Path, record: dict[str, Any]) -> None:
+def write(path: Path, record: dict[str, Any] | list[float]) -> None:
     """Write a record such that the file is complete if it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")

@@ -46,7 +46,7 @@ def p_value(estimate: Estimate) -> float:
 
 
 def discoveries(p_values: Sequence[float], rate: float = 0.05) -> set[int]:
-    """Return which of many tests stand if a share `rate` of these may be wrong.
+    """Return which of many tests remain significant if a share `rate` of them may be wrong.
 
     This is the procedure of Benjamini and Hochberg.
     """

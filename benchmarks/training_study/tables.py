@@ -191,20 +191,23 @@ def equilibrium(results: Results) -> Table:
 def verdicts(results: Results) -> Table:
     """Return a row for each arm: its verdicts against cosine at 1/2, 1 and 2 budgets, by task.
 
-    Those that stand among so many tests are bold.
+    Those that remain significant among so many tests are bold.
     """
     head = ["arm", "must know the budget", *(TASKS[task].title for task in results.tasks)]
     arms = [arm for arm in ARMS if arm != REFERENCE and not ARMS[arm].as_tuned]
     places = [(task, arm, b) for arm in arms for task in results.tasks for b in BUDGETS]
-    found = {place: results.difference(*place) for place in places}
-    tested = [place for place in places if found[place] is not None]
-    values = [statistics.p_value(found[place].estimate) for place in tested]  # pyright: ignore[reportOptionalMemberAccess]
-    standing = {tested[i] for i in statistics.discoveries(values)}
+    found = {
+        place: difference
+        for place in places
+        if (difference := results.difference(*place)) is not None
+    }
+    values = [statistics.p_value(difference.estimate) for difference in found.values()]
+    significant = {list(found)[i] for i in statistics.discoveries(values)}
 
     def words(place: tuple[str, str, float]) -> str:
-        if (difference := found[place]) is None:
+        if place not in found:
             return "–"
-        return f"**{difference.verdict}**" if place in standing else difference.verdict
+        return f"**{found[place].verdict}**" if place in significant else found[place].verdict
 
     rows = []
     for arm in arms:

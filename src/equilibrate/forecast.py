@@ -143,7 +143,7 @@ class Forecaster:
             None.
 
         Raises:
-            ValueError: If there is no such horizon, or no step has been sampled.
+            ValueError: If `horizon` is not one of `horizons`, or no step has been sampled yet.
 
         Example:
             >>> import torch

@@ -339,13 +339,7 @@ class FDRScheduler(LRScheduler):
         return Decision(True, verdict.reason, reading, tuple(lowered))
 
     def _cool(self, line: Line, current: Sequence[float]) -> Decision:
-        """Return the learning rates of a cooldown, which never raises one."""
-        lrs = [
-            min(lr, max(cooled, low))
-            for lr, cooled, low in zip(
-                current, line.lrs(self._seen, current), self.min_lrs, strict=True
-            )
-        ]
+        lrs = line.lrs(self._seen, current, self.min_lrs)
         reason = f"cooling down until step {line.end}: {line.share(self._seen):.1%} are left"
         return Decision(False, reason, self.last_decision.reading, tuple(lrs))
 

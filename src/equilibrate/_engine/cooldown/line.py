@@ -31,15 +31,18 @@ class Line:
         """Return which share of the learning rates is left at a step."""
         return max(0.0, (self.end - step) / (self.end - self._start))
 
-    def lrs(self, step: int, current: Sequence[float]) -> list[float]:
-        """Return the learning rate of each group at a step.
+    def lrs(self, step: int, current: Sequence[float], lowest: Sequence[float]) -> list[float]:
+        """Return the learning rate of each group at a step. None of them is raised.
 
         Args:
             step: The step.
             current: The present learning rates; groups that were added since keep theirs.
+            lowest: The lower bound on the learning rate of each group.
         """
         cooled = [self.share(step) * lr for lr in self._lrs]
-        return cooled + list(current[len(cooled) :])
+        cooled += current[len(cooled) :]
+        rates = zip(current, cooled, lowest, strict=True)
+        return [min(lr, max(lower, low)) for lr, lower, low in rates]
 
     def state_dict(self, groups: int) -> dict[str, Any]:
         """Return the state, which has the same shape at any time."""

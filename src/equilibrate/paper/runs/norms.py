@@ -102,10 +102,10 @@ class NormAverages:
             used: The number of steps that the averages within epochs contain already.
             step: The number of steps of the epoch up to the row.
         """
-        self.skip(used, step)
+        self.extend(used, step)
         return self._columns(self._early.value, self._values[step - 1])
 
-    def skip(self, used: int, step: int | None = None) -> None:
+    def extend(self, used: int, step: int | None = None) -> None:
         """Add steps to the averages within epochs.
 
         Args:

@@ -140,7 +140,7 @@ class Trainer:
             rows.append(row | self._norm_columns(before, used))
         self._early.extend(values[used:])
         if self._norms is not None:
-            self._norms.skip(used)
+            self._norms.extend(used)
         return rows
 
     def _landscape_row(self, epoch: Epoch) -> dict[str, Any]:
