@@ -89,25 +89,45 @@ def test_a_lower_rate_that_somebody_else_set_is_not_raised():
     assert optimizer.param_groups[0]["lr"] == 0.01
 
 
+def test_without_a_decision_it_begins_when_a_tenth_of_the_steps_is_left():
+    rule = At(1000)
+    optimizer, scheduler = scheduled(rule)
+    rates = [rate for (rate,) in train(optimizer, scheduler, 90)]
+    assert rates == [1.0] * 90
+    decision = scheduler.last_decision
+    assert decision.lowered
+    assert decision.reason == "no decision so far; cooling down linearly until step 100"
+    assert (rule.asked, len(scheduler.judgements)) == (89, 89)  # none about the last step
+    rates = [rate for (rate,) in train(optimizer, scheduler, 12)]
+    assert rates == pytest.approx([1 - i / 10 for i in range(10)] + [0, 0])
+    assert rule.asked == 89
+
+
+def test_it_begins_on_time_while_the_rule_waits_for_steps():
+    optimizer, scheduler = scheduled(At(1000), min_steps=80)
+    train(optimizer, scheduler, 95)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5)
+
+
 def test_a_decision_after_the_end_multiplies_by_the_factor():
     optimizer, scheduler = scheduled(At(120), factor=0.5)
-    rates = [rate for (rate,) in train(optimizer, scheduler, 122)]
-    assert rates[-2:] == [0.5, 0.25]
+    rates = [rate for (rate,) in train(optimizer, scheduler, 121, each=60)]
+    assert rates[-2:] == [1.0, 0.5]
 
 
-@pytest.mark.parametrize("stopped", [40, 75])
-def test_a_run_stopped_and_resumed_cools_down_as_if_it_had_not_been(tmp_path, stopped):
+@pytest.mark.parametrize(("decision", "stopped"), [(60, 40), (60, 75), (1000, 80), (1000, 95)])
+def test_a_run_stopped_and_resumed_cools_down_as_if_it_had_not_been(tmp_path, decision, stopped):
     torch.manual_seed(0)
-    optimizer, scheduler = scheduled(groups=2)
+    optimizer, scheduler = scheduled(At(decision), groups=2)
     whole = train(optimizer, scheduler, 100)
     torch.manual_seed(0)
-    optimizer, scheduler = scheduled(groups=2)
+    optimizer, scheduler = scheduled(At(decision), groups=2)
     train(optimizer, scheduler, stopped)
     states = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
     torch.save(states, tmp_path / "state.pt")
     states = torch.load(tmp_path / "state.pt")
     for options in ({}, {"cooldown_end": None}):  # settings are restored, as by torch's own
-        optimizer, scheduler = scheduled(groups=2, **options)
+        optimizer, scheduler = scheduled(At(decision), groups=2, **options)
         optimizer.load_state_dict(states["optimizer"])
         scheduler.load_state_dict(states["scheduler"])
         assert train(optimizer, scheduler, 100 - stopped) == whole[stopped:]

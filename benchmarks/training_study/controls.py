@@ -333,7 +333,8 @@ class ForecastCooldown(Cooldown):
 class RuledCooldown(Cooldown):
     """A linear cooldown to zero at the end of the budget, from the first decision of a rule on.
 
-    This is `FDRScheduler(rule=…, cooldown_end=budget)`, called at every step.
+    This is `FDRScheduler(rule=…, cooldown_end=budget)`, called at every step, except that there is
+    no cooldown without a decision: the scheduler was given one after the runs were made.
 
     Args:
         optimizer: The optimizer.

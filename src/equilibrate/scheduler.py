@@ -42,8 +42,9 @@ class FDRScheduler(LRScheduler):
         cooldown_end: The optimizer step at which the training ends, counted from the creation of
             the scheduler, or of `monitor`. The first decision to lower the learning rate then
             begins a linear cooldown to zero, or to `min_lr`, that ends there, and the rule is not
-            asked again. The rate changes when `step()` is called, so call it at every batch. A
-            decision at that step or later multiplies by `factor` instead.
+            asked again. It begins when a tenth of the steps is left if there was no decision. The
+            rate changes when `step()` is called, so call it at every batch. A decision at that
+            step or later multiplies by `factor` instead.
         min_lr: Lower bound on the learning rate, one number or one for each parameter group.
         min_steps: Optimizer steps that must lie in the averaging window, and between two checks
             of the rule. The window is the later half of the steps since the last lowering.
@@ -313,6 +314,9 @@ class FDRScheduler(LRScheduler):
                 "no optimizer step was seen since the last call: step the optimizer that the "
                 "scheduler was created with; wrap compiled or captured steps in monitor.measure()"
             )
+        if self._line is not None and self._line.is_due(self._seen):
+            reading = self.last_decision.reading
+            return self._begin(self._line, "no decision so far", reading, current)
         if (steps := self._seen - self._decided) < self.min_steps:
             return wait(f"too few steps: {steps} of {self.min_steps} since the last check")
         if self._seen - self._marked >= self.min_steps:
@@ -333,10 +337,13 @@ class FDRScheduler(LRScheduler):
             reason = f"{verdict.reason}, but lr is at min_lr"
             return Decision(False, reason, reading, tuple(current))
         if self._line is not None and self._seen < self._line.end:
-            self._line.begin(self._seen, current)
-            reason = f"{verdict.reason}; cooling down linearly until step {self._line.end}"
-            return Decision(True, reason, reading, tuple(current))
+            return self._begin(self._line, verdict.reason, reading, current)
         return Decision(True, verdict.reason, reading, tuple(lowered))
+
+    def _begin(self, line: Line, why: str, reading: Reading, current: Sequence[float]) -> Decision:
+        line.begin(self._seen, current)
+        reason = f"{why}; cooling down linearly until step {line.end}"
+        return Decision(True, reason, reading, tuple(current))
 
     def _cool(self, line: Line, current: Sequence[float]) -> Decision:
         lrs = line.lrs(self._seen, current, self.min_lrs)

@@ -122,9 +122,20 @@ def test_an_epoch_sees_each_example_at_most_once(study):
     assert epochs[0] != epochs[1]
 
 
+@pytest.fixture
+def study_on_gpu(load, monkeypatch):
+    """Import a module of the study, with the precision of products restored afterwards."""
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(backend, "allow_tf32", backend.allow_tf32)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    return lambda name: load(f"training_study.{name}")
+
+
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("task", ["mlp", "cnn", "resnet", "transformer"])
-def test_steps_of_a_graph_are_those_without_one(study, task):
+def test_steps_of_a_graph_are_those_without_one(study_on_gpu, task):
+    study = study_on_gpu
     chosen = study("tasks").TASKS[task]
     study("runs").prepare("cuda")
     optimizer = partial(chosen.optimizer, lr=chosen.rates[0], fused=True, **chosen.settings)

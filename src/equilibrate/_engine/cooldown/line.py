@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+LEAST = 0.1
+"""Share of the steps over which learning rates fall at least, whatever a rule says."""
+
 
 class Line:
     """A linear cooldown that ends at a given step.
@@ -22,6 +25,10 @@ class Line:
     def begun(self) -> bool:
         """Whether the cooldown has begun."""
         return self._start >= 0
+
+    def is_due(self, step: int) -> bool:
+        """Return whether it has to begin at a step, even if no rule says so."""
+        return (1 - LEAST) * self.end <= step < self.end
 
     def begin(self, step: int, lrs: Sequence[float]) -> None:
         """Begin the cooldown at a step before its end, with the learning rates of the groups."""
