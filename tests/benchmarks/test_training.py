@@ -123,12 +123,12 @@ def test_an_epoch_sees_each_example_at_most_once(study):
 
 
 @pytest.fixture
-def study_on_gpu(load, monkeypatch):
+def study_on_gpu(load):
     """Import a module of the study, with the precision of products restored afterwards."""
-    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-        monkeypatch.setattr(backend, "allow_tf32", backend.allow_tf32)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-    return lambda name: load(f"training_study.{name}")
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    yield lambda name: load(f"training_study.{name}")
+    products.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 @pytest.mark.gpu
