@@ -1,6 +1,6 @@
 """Does lowering the learning rate at equilibrium pay in the training people do?
 
-Four tasks, nineteen arms, four trials of settings for each, five seeds for what is reported;
+Four tasks, nineteen arms, eight trials of settings for each, five seeds for what is reported;
 `training_study/page.md` says what is compared and how. Runs are made side by side in processes, and
 a call continues where the last one stopped:
 

@@ -1,5 +1,7 @@
 """Figures and the page of a study, from its records alone."""
 
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -12,6 +14,7 @@ from training_study.tasks import TASKS
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 TEMPLATE = Path(__file__).parent / "page.md"
 SHOWN = (
@@ -81,46 +84,47 @@ def draw_curves(results: Results, task: str, path: Path) -> None:
     plt.close(figure)
 
 
-def draw_differences(results: Results, path: Path) -> None:
-    """Draw the paired differences to cosine with their 95 % intervals, a panel for each task."""
-    arms = [
-        arm
-        for arm in ARMS
-        if arm != REFERENCE
-        and not ARMS[arm].as_tuned
-        and any(results.runs(task, arm) for task in results.tasks)
-    ]
+def draw_differences(
+    results: Results, arms: Sequence[str], references: Mapping[float, str], path: Path
+) -> None:
+    """Draw paired differences to cosines with their 95 % intervals, a panel for each task.
+
+    Args:
+        results: What to draw.
+        arms: The arms, from top to bottom.
+        references: The cosine with which they are compared, by budgets.
+        path: The file to write.
+    """
     count = len(results.tasks)
     figure, grid = plt.subplots(
-        1, count, figsize=(3.2 + 3.2 * count, 0.6 + 0.42 * len(arms)), sharey=True,
-        layout="constrained", squeeze=False,
+        1, count, figsize=(3.2 + 2.8 * count, 0.9 + (0.22 + 0.08 * len(references)) * len(arms)),
+        sharey=True, layout="constrained", squeeze=False,
     )  # fmt: skip
     for axes, task in zip(grid[0], results.tasks, strict=True):
         factor = 1 if TASKS[task].is_text else 100
-        for k, budgets in enumerate(BUDGETS):
+        for k, (budgets, reference) in enumerate(references.items()):
             rows = [
                 (i, found.estimate)
                 for i, arm in enumerate(arms)
-                if (found := results.difference(task, arm, budgets)) is not None
+                if (found := results.difference(task, arm, budgets, reference)) is not None
             ]
             axes.errorbar(
                 [factor * estimate.value for _, estimate in rows],
-                [i + 0.22 * (k - 1) for i, _ in rows],
+                [i + 0.22 * (k - (len(references) - 1) / 2) for i, _ in rows],
                 xerr=[factor * estimate.margin for _, estimate in rows],
                 fmt="o", ms=3.5, color=f"C{k}", label=f"{budgets:g} budgets",
             )  # fmt: skip
         unit = "nats" if TASKS[task].is_text else "points of accuracy"
         axes.axvline(0, color="0.6", lw=1, zorder=0)
-        linear = 0.02 if TASKS[task].is_text else 1.0
-        if max(map(abs, axes.get_xlim())) > 5 * linear:  # an arm that hardly trains
-            axes.set_xscale("symlog", linthresh=linear)
-        axes.set_title(TASKS[task].title, fontsize="small")
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.set_title("\n".join(textwrap.wrap(TASKS[task].title, 28)), fontsize="small")
         axes.set_xlabel(f"better than cosine by, {unit}", fontsize="small")
         axes.grid(axis="x", alpha=0.25)
     grid[0, 0].set_yticks(range(len(arms)), [ARMS[arm].title.replace("`", "") for arm in arms])
     grid[0, 0].invert_yaxis()
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize="x-small", ncols=3, loc="outside upper center")
+    if len(references) > 1:
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, fontsize="x-small", ncols=3, loc="outside upper center")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -146,7 +150,11 @@ def write_page(out: Path, page: Path) -> bool:
         words = table if isinstance(table, str) else all_tables.markdown(*table)
         text = all_tables.replace_table(text, name, words)
     page.write_text(text)
+    figures = page.parent / "figures"
     for task in results.tasks:
-        draw_curves(results, task, page.parent / "figures" / f"training-{task}.png")
-    draw_differences(results, page.parent / "figures" / "training-differences.png")
+        draw_curves(results, task, figures / f"training-{task}.png")
+    arms = [arm for arm in ARMS if arm != REFERENCE and not ARMS[arm].as_tuned]
+    draw_differences(results, arms, {1.0: REFERENCE}, figures / "training-differences.png")
+    arms = [arm for arm in arms if not ARMS[arm].needs_budget]
+    draw_differences(results, arms, BUDGETS, figures / "training-without-length.png")
     return True

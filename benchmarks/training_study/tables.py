@@ -17,8 +17,16 @@ from training_study.tasks import TASKS
 REFERENCE = "cosine"
 BUDGETS = {0.5: "cosine-half", 1.0: "cosine", 2.0: "cosine-double"}
 """The cosine that is made for each budget."""
-EQUILIBRIUM = ("paper-0.01", "paper-0.1", "stationary", "gain-known")
+EQUILIBRIUM = ("paper-0.01", "paper-0.1", "stationary", "gain-known", "gain-start")
 """Arms with the library's own rules."""
+PAIRS = (
+    ("gain-start", "wsd"),
+    ("gain-start", "gain-known"),
+    ("averaged", "wsd"),
+    ("averaged", "schedule-free"),
+    ("averaged", "constant"),
+)
+"""Arms that are compared with each other."""
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -188,6 +196,31 @@ def equilibrium(results: Results) -> Table:
     return head, rows
 
 
+def without_length(results: Results) -> Table:
+    """Return arms that do not know the length of the training against cosines that do."""
+    head = ["1/2 / 1 / 2 budgets", *(TASKS[task].title for task in results.tasks)]
+    arms = [arm for arm in ARMS if not ARMS[arm].needs_budget]
+    rows = []
+    for arm in arms:
+        cells = []
+        for task in results.tasks:
+            found = [results.difference(task, arm, b, cosine) for b, cosine in BUDGETS.items()]
+            cells.append(" / ".join(_difference(task, one, short=True) for one in found))
+        rows.append([ARMS[arm].title, *cells])
+    return head, rows
+
+
+def pairs(results: Results) -> Table:
+    """Return by how much some arms differ from others than cosine."""
+    head = ["after one budget", *(TASKS[task].title for task in results.tasks)]
+    rows = [
+        [f"{ARMS[arm].title}; against {ARMS[other].title}"]
+        + [_difference(task, results.difference(task, arm, 1.0, other)) for task in results.tasks]
+        for arm, other in PAIRS
+    ]
+    return head, rows
+
+
 def verdicts(results: Results) -> Table:
     """Return a row for each arm: its verdicts against cosine at 1/2, 1 and 2 budgets, by task.
 
@@ -276,6 +309,8 @@ def tables(out: Path) -> dict[str, Table | str]:
         "training, runs": made_with(results),
         "training, not run": not_run(results),
         "training, equilibrium": equilibrium(results),
+        "training, without the length": without_length(results),
+        "training, pairs": pairs(results),
         "training, verdicts": verdicts(results),
     }
     for task in results.tasks:
@@ -314,14 +349,16 @@ def _mean(task: str, values: Sequence[float]) -> str:
     return f"{_number(task, found.value)} ± {_number(task, found.margin)}"
 
 
-def _difference(task: str, found: Difference | None) -> str:
-    """Return a difference, positive if better, and its verdict."""
+def _difference(task: str, found: Difference | None, *, short: bool = False) -> str:
+    """Return a difference, positive if better, and its verdict: bold if it is one, in short."""
     if found is None:
         return "–"
     factor, digits = _scale(task)
     value, margin = factor * found.estimate.value, factor * found.estimate.margin
-    text = f"{value:+.{digits}f} ± {margin:.{digits}f}, {found.verdict}"
-    return text.replace("-", "−")
+    text = f"{value:+.{digits}f} ± {margin:.{digits}f}".replace("-", "−")
+    if not short:
+        return f"{text}, {found.verdict}"
+    return text if found.verdict == "undecided" else f"**{text}**"
 
 
 def _steps(found: Iterable[int | None]) -> str:
