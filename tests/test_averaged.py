@@ -5,7 +5,7 @@ import torch
 from support.monitored import small_model
 from test_forecast import HORIZONS, Naive, train
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import equilibrate as eq
 
@@ -157,12 +157,47 @@ def test_a_model_of_low_precision_keeps_its_dtype():
     assert torch.equal(flat(model), before)
 
 
+def normalised():
+    """A model with BatchNorm after some steps, its forecaster, and a batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    forecaster = eq.Forecaster(optimizer, horizons=(16,), every=4)
+    inputs = torch.randn(64, 3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model(inputs + 0.1 * torch.randn_like(inputs)).square().mean().backward()
+        optimizer.step()
+    return model, forecaster, inputs
+
+
+def test_statistics_computed_again_fit_averages_inside_of_the_block_and_are_restored_after_it():
+    model, forecaster, inputs = normalised()
+    before = [b.clone() for b in model.buffers()]
+    model.eval()
+    with forecaster.averaged(model=model):
+        update_bn([inputs], model)
+        hidden = model[0](inputs)
+        torch.testing.assert_close(model[1].running_mean, hidden.mean(0))
+        assert not torch.equal(model[1].running_mean, before[0])
+        assert model[1].num_batches_tracked == 1
+    assert all(map(torch.equal, model.buffers(), before))
+    with pytest.raises(ValueError, match="Expected more than 1"), forecaster.averaged(model=model):
+        update_bn([inputs[:1]], model)  # which has reset the statistics before it fails
+    assert all(map(torch.equal, model.buffers(), before))
+    with forecaster.averaged():
+        update_bn([inputs], model)
+    assert not torch.equal(model[1].running_mean, before[0])  # only of a model that was given
+
+
 def test_wrong_uses_are_named():
     model, optimizer, forecaster = trained(steps=0)
     with pytest.raises(ValueError, match=r"horizon must be one of \(16, 40\), got 20"):
         forecaster.averaged(20).__enter__()
     with pytest.raises(ValueError, match="no step has been sampled"):
         forecaster.averaged(16).__enter__()
+    with pytest.raises(TypeError, match=r"model must be the torch\.nn\.Module .*, got 16"):
+        forecaster.averaged(model=16).__enter__()
     train(model, optimizer, 20)
     before = flat(model)
     with (

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from equilibrate._engine.cooldown.exchange import exchanged
 from equilibrate._engine.cooldown.horizons import Pairs, forecast, given_mean, own_means, pair_up
 from equilibrate._engine.cooldown.sampler import Sampler
 from equilibrate._engine.optimizer.hooks import unwrap
@@ -122,7 +124,9 @@ class Forecaster:
         )
 
     @contextmanager
-    def averaged(self, horizon: int | None = None) -> Iterator[None]:
+    def averaged(
+        self, horizon: int | None = None, *, model: nn.Module | None = None
+    ) -> Iterator[None]:
         """Give the parameters their averaged values for a block, to evaluate or to save a model.
 
         Averaging removes the noise that a cooldown would remove, at any time of a training and
@@ -130,19 +134,21 @@ class Forecaster:
         with. After a reset, as after each lowering of the learning rate, they begin again with the
         next sample. A step of the optimizer inside of the block raises a `RuntimeError`.
 
-        The running statistics of BatchNorm do not fit the averaged parameters: compute them again,
-        with `torch.optim.swa_utils.update_bn`, and restore them after the block if the training
-        continues.
+        The running statistics of BatchNorm do not fit the averaged parameters: pass the model, and
+        compute them again inside of the block, with `torch.optim.swa_utils.update_bn`.
 
         Args:
             horizon: Which average to use, one of `horizons`, by default the longest. A longer one
                 has less noise and lags further behind the progress of the training, which the
                 forecasts do not count: they are about cooldowns.
+            model: A model whose buffers, such as the statistics of BatchNorm, get their values back
+                after the block.
 
         Yields:
             None.
 
         Raises:
+            TypeError: If `model` is not a module.
             ValueError: If `horizon` is not one of `horizons`, or no step has been sampled yet.
 
         Example:
@@ -163,7 +169,12 @@ class Forecaster:
             horizon = max(self._matches)
         if horizon not in self._matches:
             raise ValueError(f"horizon must be one of {self.horizons}, got {horizon}")
-        with self._sampler.averaged(horizon):
+        if not isinstance(model, nn.Module | None):
+            raise TypeError(
+                f"model must be the torch.nn.Module whose buffers to restore, got {model!r}"
+            )
+        buffers = [] if model is None else list(model.buffers())
+        with self._sampler.averaged(horizon), exchanged(buffers, buffers):
             yield
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""Other values for the parameters of a model, for a while."""
+"""Other values for the parameters and buffers of a model, for a while."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from equilibrate._engine.sharding import local
 
 @contextmanager
 def exchanged(params: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Give parameters other values for the duration of a block, and their own ones after it.
+    """Give tensors other values for the duration of a block, and their own ones after it.
 
     Args:
-        params: The parameters.
+        params: The tensors, such as parameters.
         values: Tensors that are distributed as these are, of any floating-point dtype.
 
     Yields:
