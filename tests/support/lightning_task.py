@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -36,6 +36,16 @@ def loader(replicas: int = 1, rank: int = 0) -> DataLoader:
     data = Noise()
     sampler = DistributedSampler(data, num_replicas=replicas, rank=rank, seed=1)
     return DataLoader(data, batch_size=16 // replicas, sampler=sampler)
+
+
+class Both(LightningDataModule):
+    """The same batches for training and for validation."""
+
+    def train_dataloader(self):
+        return loader()
+
+    def val_dataloader(self):
+        return DataLoader(Noise(), batch_size=64)
 
 
 class Task(LightningModule):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from support.lightning_task import Notes, Task, fit
+from support.lightning_task import Both, Notes, Task, fit
 from support.rules import Noting
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, OneCycleLR
 
@@ -68,6 +68,61 @@ def test_watching_changes_no_bit(tmp_path):
     assert all(map(torch.equal, weights(alone), weights(watched)))
     assert fdr.schedulers == []
     assert set(fdr.monitors[0].parameter_readings()) == {n for n, _ in watched.named_parameters()}
+
+
+class Validated(Task):
+    """Keeps the parameters that it has in validations, and may fail in one of them."""
+
+    def __init__(self, fail_at=None):
+        super().__init__()
+        self.seen, self.fail_at = [], fail_at
+
+    def validation_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            self.seen.append(weights(self))
+        if len(self.seen) == self.fail_at:
+            raise RuntimeError("a validation that fails")
+
+
+def test_validations_with_averaged_parameters(tmp_path):
+    alone = Validated()
+    fit(alone, [], tmp_path, epochs=3, data=Both())
+    task, fdr = Validated(), FDRCallback(schedule=False, evaluate_averaged=True)
+    saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1)
+    options = {"enable_checkpointing": True, "num_sanity_val_steps": 1}
+    trainer = fit(task, [fdr, saving], tmp_path, epochs=3, data=Both(), **options)
+    assert all(map(torch.equal, weights(alone), weights(task)))  # the training is the same
+    saved = torch.load(tmp_path / "step=120.ckpt")["state_dict"]
+    assert all(torch.equal(saved[name], p) for name, p in task.named_parameters())
+    sanity, *seen = task.seen
+    assert all(map(torch.equal, sanity, weights(Validated())))
+    for ours, theirs in zip(seen, alone.seen, strict=True):
+        assert not any(map(torch.equal, ours, theirs))
+    [forecaster] = fdr.forecasters
+    with forecaster.averaged():
+        assert all(map(torch.equal, seen[-1], weights(task)))
+    trainer.validate(task, Both().val_dataloader(), verbose=False)  # not a part of a training
+    assert all(map(torch.equal, task.seen[-1], weights(task)))
+
+
+def test_a_validation_that_fails_leaves_the_model_its_own_parameters(tmp_path):
+    alone = Validated()
+    fit(alone, [], tmp_path, epochs=2, data=Both())
+    task, fdr = Validated(fail_at=2), FDRCallback(schedule=False, evaluate_averaged=True)
+    with pytest.raises(RuntimeError, match="a validation that fails"):
+        fit(task, [fdr], tmp_path, epochs=3, data=Both())
+    assert all(map(torch.equal, weights(alone), weights(task)))
+
+
+def test_statistics_that_do_not_fit_are_reported(tmp_path):
+    class Normalised(Validated):
+        def __init__(self):
+            super().__init__()
+            self.net.insert(1, torch.nn.BatchNorm1d(8))
+
+    fdr = FDRCallback(schedule=False, evaluate_averaged=True)
+    with pytest.warns(UserWarning, match="statistics of BatchNorm do not fit averaged"):
+        fit(Normalised(), [fdr], tmp_path, epochs=1, data=Both())
 
 
 def test_a_schedule_at_any_step(tmp_path):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.hf_task import Noise, Notes, make_trainer
 from support.rules import Noting
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -77,6 +78,46 @@ def test_watching_changes_no_bit(tmp_path):
     assert fdr.monitor is not None
     names = {name for name, _ in watched.model.named_parameters()}
     assert set(fdr.monitor.parameter_readings()) == names
+
+
+def evaluated(trainer):
+    """Return a list to which the parameters at each evaluation are appended."""
+    seen = []
+    trainer.compute_metrics = lambda _: seen.append(weights(trainer)) or {}
+    return seen
+
+
+@pytest.mark.parametrize("datasets", [1, 2])
+def test_evaluations_with_averaged_parameters(datasets, tmp_path):
+    data = Noise(32) if datasets == 1 else {"one": Noise(32), "two": Noise(16)}
+    each = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    options = each | {"epochs": 3, "eval_dataset": data}
+    alone = make_trainer(tmp_path / "alone", **options)
+    without = evaluated(alone)
+    alone.train()
+    trainer = make_trainer(tmp_path, **options)
+    fdr, _ = attached(trainer, schedule=False, evaluate_averaged=True)
+    assert fdr.forecaster is None
+    seen = evaluated(trainer)
+    trainer.train()
+    assert all(map(torch.equal, weights(alone), weights(trainer)))  # the training is the same
+    saved = load_file(tmp_path / "checkpoint-120" / "model.safetensors")
+    assert all(torch.equal(saved[name], p) for name, p in trainer.model.named_parameters())
+    assert len(seen) == 3 * datasets
+    for ours, theirs in zip(seen, without, strict=True):
+        assert not any(map(torch.equal, ours, theirs))
+    with fdr.forecaster.averaged():
+        assert all(map(torch.equal, seen[-1], weights(trainer)))
+    trainer.evaluate()  # not a part of the training
+    assert all(map(torch.equal, seen[-1], weights(trainer)))
+
+
+def test_statistics_that_do_not_fit_are_reported(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=1)
+    trainer.model.net.insert(1, torch.nn.BatchNorm1d(8))
+    attached(trainer, schedule=False, evaluate_averaged=True)
+    with pytest.warns(UserWarning, match="statistics of BatchNorm do not fit averaged"):
+        trainer.train()
 
 
 def test_a_schedule_at_any_step(tmp_path):

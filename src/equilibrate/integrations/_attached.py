@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -52,6 +53,7 @@ class Plan:
     interval: Literal["epoch", "step"] = "epoch"
     layers: bool = False
     horizons: Sequence[int] | None = None
+    evaluate_averaged: bool = False
 
     def __post_init__(self) -> None:
         if self.interval not in ("epoch", "step"):
@@ -88,7 +90,8 @@ class Plan:
 
     def forecast(self, optimizer: Optimizer) -> Forecaster | None:
         """Return a forecaster, or None if nothing needs one."""
-        if self.horizons is None and "forecasts" not in self.needs:
+        needed = self.evaluate_averaged or "forecasts" in self.needs
+        if self.horizons is None and not needed:
             return None
         if "every" in self.settings:
             return Forecaster(optimizer, self.horizons, self.settings["every"])
@@ -167,6 +170,18 @@ class Attached:
                 _rescale(other, before, decision.lrs)
         return decision
 
+    @contextmanager
+    def averaged(self, model: nn.Module) -> Iterator[None]:
+        """Give the model averaged parameters for an evaluation, if the plan asks for that.
+
+        Before the first step there are none, and it keeps its own.
+        """
+        if self._plan.evaluate_averaged and self.forecaster is not None and self.forecaster.step:
+            with self.forecaster.averaged(model=model):
+                yield
+        else:
+            yield
+
     def scalars(self) -> dict[str, float]:
         """Return the current numbers by name, for a logger, each lowering once."""
         seen = self._observer.observe()
@@ -240,6 +255,18 @@ def named(attached: Sequence[Attached]) -> dict[str, float]:
         for i, one in enumerate(attached)
         for name, value in one.scalars().items()
     }
+
+
+def warn_of_statistics(plan: Plan, model: nn.Module) -> None:
+    """Warn if running statistics would not fit the parameters in evaluations."""
+    tracking = (getattr(m, "track_running_stats", False) for m in model.modules())
+    if plan.evaluate_averaged and any(tracking):
+        warnings.warn(
+            "evaluate_averaged=True, but the running statistics of BatchNorm do not fit averaged "
+            "parameters, and evaluations will be wrong: evaluate yourself, inside of `with "
+            "forecaster.averaged(model=model)`, after torch.optim.swa_utils.update_bn",
+            stacklevel=4,
+        )
 
 
 def _learning_rates(optimizer: Optimizer) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
@@ -10,7 +11,14 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
 from equilibrate.decisions import Decision
-from equilibrate.integrations._attached import Attached, Plan, Settings, named
+from equilibrate.forecast import Forecaster
+from equilibrate.integrations._attached import (
+    Attached,
+    Plan,
+    Settings,
+    named,
+    warn_of_statistics,
+)
 from equilibrate.monitor import Monitor
 from equilibrate.scheduler import FDRScheduler
 
@@ -37,6 +45,8 @@ class FDRCallback(Callback):
         start: Optimizer steps before the first window, such as the length of a warm-up.
         layers: Whether to log the readings of each parameter, too.
         horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
+        evaluate_averaged: Whether the model has averaged parameters during the validations of
+            `trainer.fit`; see `Forecaster.averaged`. Checkpoints hold its own.
         **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
             `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
             given what `training_step` returns.
@@ -50,6 +60,10 @@ class FDRCallback(Callback):
 
             Trainer(callbacks=[FDRCallback(threshold=0.01, factor=0.9)])
             Trainer(callbacks=[FDRCallback(schedule=False, layers=True)])
+
+        Keep the learning rate constant, and validate with averaged parameters:
+
+            Trainer(callbacks=[FDRCallback(schedule=False, evaluate_averaged=True)])
     """
 
     def __init__(
@@ -60,13 +74,15 @@ class FDRCallback(Callback):
         start: int = 0,
         layers: bool = False,
         horizons: Sequence[int] | None = None,
+        evaluate_averaged: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
         if start < 0:
             raise ValueError(f"start must be a number of steps, at least 0, got {start}")
-        self._plan = Plan(settings, schedule, interval, layers, horizons)
+        self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
         self._start = start
         self._attached: list[Attached] = []
+        self._validation = ExitStack()
         self._logged = 0
         self._restored: list[dict[str, Any]] = []
 
@@ -79,6 +95,11 @@ class FDRCallback(Callback):
     def schedulers(self) -> list[FDRScheduler]:
         """The scheduler of each optimizer; empty before training and with `schedule=False`."""
         return [one.scheduler for one in self._attached if one.scheduler is not None]
+
+    @property
+    def forecasters(self) -> list[Forecaster]:
+        """The forecaster of each optimizer; empty before training and if nothing needs one."""
+        return [one.forecaster for one in self._attached if one.forecaster is not None]
 
     @property
     def state_key(self) -> str:
@@ -95,6 +116,7 @@ class FDRCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers and restore the state of a checkpoint."""
+        warn_of_statistics(self._plan, pl_module)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._attached = [
             Attached(
@@ -127,6 +149,22 @@ class FDRCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide after an epoch that was cut short."""
         self._advance(trainer, epoch_ended=True)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the model averaged parameters, if asked for, while it is trained."""
+        if trainer.training or (trainer.validating and trainer.state.fn == "fit"):
+            for one in self._attached:
+                self._validation.enter_context(one.averaged(pl_module))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the model its own parameters back, before a checkpoint is written."""
+        self._validation.close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Give the model its own parameters back."""
+        self._validation.close()
 
     def _advance(self, trainer: Trainer, *, epoch_ended: bool) -> None:
         lowered = False

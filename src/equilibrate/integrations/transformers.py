@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from equilibrate.integrations._attached import Attached, Plan, Settings
+from equilibrate.forecast import Forecaster
+from equilibrate.integrations._attached import Attached, Plan, Settings, warn_of_statistics
 from equilibrate.monitor import Monitor
 from equilibrate.scheduler import FDRScheduler
 
@@ -45,6 +46,8 @@ class FDRCallback(TrainerCallback):
         start: Optimizer steps before the first window; the length of the trainer's warm-up if None.
         layers: Whether to log the readings of each parameter, too.
         horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
+        evaluate_averaged: Whether the model has averaged parameters in `trainer.evaluate` during
+            training; see `Forecaster.averaged`. Checkpoints hold its own.
         **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
             `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
             given what `trainer.training_step` returns.
@@ -58,6 +61,10 @@ class FDRCallback(TrainerCallback):
 
             trainer.add_callback(FDRCallback(trainer, threshold=0.01, factor=0.9))
             trainer.add_callback(FDRCallback(trainer, schedule=False, layers=True))
+
+        Keep the learning rate constant, and evaluate with averaged parameters:
+
+            trainer.add_callback(FDRCallback(trainer, schedule=False, evaluate_averaged=True))
     """
 
     def __init__(
@@ -69,10 +76,11 @@ class FDRCallback(TrainerCallback):
         start: int | None = None,
         layers: bool = False,
         horizons: Sequence[int] | None = None,
+        evaluate_averaged: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
         self._trainer = trainer
-        self._plan = Plan(settings, schedule, interval, layers, horizons)
+        self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
         self._start = start
         self._created_by_trainer = trainer.lr_scheduler is None
         self._attached: Attached | None = None
@@ -87,6 +95,11 @@ class FDRCallback(TrainerCallback):
     def scheduler(self) -> FDRScheduler | None:
         """The scheduler; None before training and with `schedule=False`."""
         return None if self._attached is None else self._attached.scheduler
+
+    @property
+    def forecaster(self) -> Forecaster | None:
+        """The forecaster; None before training and if nothing needs one."""
+        return None if self._attached is None else self._attached.forecaster
 
     def on_train_begin(
         self,
@@ -119,9 +132,12 @@ class FDRCallback(TrainerCallback):
             named_parameters=model.named_parameters(),
             others=[lr_scheduler],
         )
-        vars(self._trainer).pop("training_step", None)  # left there by a run that has crashed
+        self._leave()  # what a run that has crashed left there
+        warn_of_statistics(self._plan, model)
         if self._attached.needs_loss:
             self._trainer.training_step = self._noting(self._trainer.training_step)
+        if self._plan.evaluate_averaged:
+            self._trainer.evaluate = self._averaging(self._trainer.evaluate, model)
         saved = vars(lr_scheduler).pop(_KEY, None)
         if saved is not None and saved["global_step"] == state.global_step:
             self._attached.load_state_dict(saved)
@@ -161,7 +177,7 @@ class FDRCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Leave the trainer as it was."""
-        vars(self._trainer).pop("training_step", None)
+        self._leave()
 
     def on_evaluate(
         self,
@@ -184,6 +200,23 @@ class FDRCallback(TrainerCallback):
             return loss
 
         return noting
+
+    def _averaging(
+        self, evaluate: Callable[..., dict[str, float]], model: nn.Module
+    ) -> Callable[..., dict[str, float]]:
+        """Return an evaluation with averaged parameters."""
+
+        def averaging(*args: Any, **kwargs: Any) -> dict[str, float]:
+            assert self._attached is not None  # the trainer is being trained
+            with self._attached.averaged(model):
+                return evaluate(*args, **kwargs)
+
+        return averaging
+
+    def _leave(self) -> None:
+        """Give the trainer its own methods back."""
+        for name in ("training_step", "evaluate"):
+            vars(self._trainer).pop(name, None)
 
     def _advance(self, state: TrainerState, control: TrainerControl, *, epoch_ended: bool) -> None:
         if self._attached is None:
