@@ -150,7 +150,7 @@ def test_speed_of_each_run_and_the_time_of_all(tmp_path):
     assert (table.rows[1][0], table.rows[1][3]) == ("cnn-grid", "half")
     assert [row[0] for row in table.rows[2:4]] == [first.run, second.run]
     assert table.rows[3][-1] == "–"
-    totals = [("runs of the paper", "31.0 s"), ("all runs", "1 min 31 s")]
+    totals = [("runs of the paper", "31.0 s"), ("all runs listed", "1 min 31 s")]
     assert [(row[0], row[4]) for row in table.rows[4:]] == totals
 
 

@@ -110,7 +110,11 @@ def comparison(results: Sequence[Result]) -> Figure:
         The figure.
     """
     figure, (values, ratio) = style.stacked((1.8, 1.3))
-    looks = {"shuffled": ("reshuffled", "#222222"), "independent": ("independent", "none")}
+    # Markers are moved apart a little, so that neither hides the other.
+    looks = {
+        "shuffled": ("reshuffled", "#222222", 1 / 1.03),
+        "independent": ("independent", "none", 1.03),
+    }
     found = []
     for result in results:
         lrs, landscape = measures.landscape(result)
@@ -118,8 +122,9 @@ def comparison(results: Sequence[Result]) -> Figure:
             float(lr): mean_over_seeds(row / lr) for lr, row in zip(lrs, landscape, strict=True)
         }
         found.append(estimates)
-        name, fill = looks[result.run.sampling]
-        _points(values, estimates, label=f"{name} batches", mfc=fill)
+        name, fill, aside = looks[result.run.sampling]
+        moved = {aside * lr: estimate for lr, estimate in estimates.items()}
+        _points(values, moved, label=f"{name} batches", mfc=fill)
     values.set_ylabel(r"$\langle O_{FB}\rangle/\eta$")
     ratio.set_ylabel("ratio − 1 (%)")
     ratio.set_xlabel(r"learning rate $\eta$")
@@ -132,11 +137,12 @@ def comparison(results: Sequence[Result]) -> Figure:
     ratio.axhline(0, color="0.6", lw=0.6, zorder=0)
     values.legend(loc="best")
     ratio.set_xscale("log")
-    ratio.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    wide = bool(common) and max(common) > 100 * min(common)
+    subs = (1.0, 2.0, 5.0) if wide else (1.0, 2.0, 3.0, 5.0)
+    ratio.xaxis.set_major_locator(LogLocator(subs=subs))
     ratio.xaxis.set_major_formatter("{x:g}")
     ratio.xaxis.set_minor_formatter(NullFormatter())
-    if common and max(common) > 100 * min(common):
-        ratio.tick_params(axis="x", labelrotation=45)
+    ratio.tick_params(axis="x", labelrotation=45 if wide else 0)
     return figure
 
 

@@ -42,7 +42,7 @@ def draw(result: Result) -> Figure:
     loss.plot(epoch, average, color=_LOSS, label=r"$\overline{f^B}$")
     loss.set_yscale("log")
     loss.set_ylabel("loss" if with_l2 else "cross-entropy")
-    loss.legend(**({"loc": "lower left"} if with_l2 else {"loc": "upper right", "ncols": 2}))
+    loss.legend(loc="upper right", ncols=1 if with_l2 else 2)
     left, right = _first(result, "left"), _first(result, "right")
     sides.plot(epoch, style.positive(left), color=_LEFT, label=r"$\overline{O}_L$")
     sides.plot(epoch, right, color=_RIGHT, ls=(0, (3, 1.2)), label=r"$\overline{O}_R$")
@@ -51,7 +51,7 @@ def draw(result: Result) -> Figure:
     sides.set_xlabel("epochs")
     sides.set_ylabel("half-running averages")
     residual = left[-1] / right[-1] - 1
-    ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {100 * residual:+.2f} % at the end"
+    ratio = rf"$\overline{{O}}_L/\overline{{O}}_R - 1$ = {_signed(100 * residual)} % at the end"
     legend = sides.legend(loc="lower right", title=ratio, title_fontsize=7.5, ncols=2)
     legend.set(frame_on=True)
     legend.get_frame().set(edgecolor="none", alpha=0.8)  # a curve near zero may run behind it
@@ -79,6 +79,15 @@ def describe_loss(result: Result) -> str:
         What the curves are, with or without the L2 term.
     """
     return _WITH_L2 if has_norm(result) else _WITHOUT_L2
+
+
+def _signed(value: float) -> str:
+    """Return a number with its sign and two places.
+
+    >>> _signed(-0.071), _signed(0.004)
+    ('−0.07', '+0.00')
+    """
+    return f"{value:+.2f}".replace("-", "−")
 
 
 def _first(result: Result, name: str) -> Array:
