@@ -96,17 +96,48 @@ def test_without_a_decision_it_begins_when_a_tenth_of_the_steps_is_left():
     assert rates == [1.0] * 90
     decision = scheduler.last_decision
     assert decision.lowered
-    assert decision.reason == "no decision so far; cooling down linearly until step 100"
-    assert (rule.asked, len(scheduler.judgements)) == (89, 89)  # none about the last step
+    assert decision.reason == (
+        "no decision so far (90 steps); cooling down linearly until step 100"
+    )
+    assert (rule.asked, len(scheduler.judgements)) == (90, 90)
+    assert [one.step for one in scheduler.judgements if one.lowered] == [90]
     rates = [rate for (rate,) in train(optimizer, scheduler, 12)]
     assert rates == pytest.approx([1 - i / 10 for i in range(10)] + [0, 0])
-    assert rule.asked == 89
+    assert rule.asked == 90
 
 
 def test_it_begins_on_time_while_the_rule_waits_for_steps():
     optimizer, scheduler = scheduled(At(1000), min_steps=80)
     train(optimizer, scheduler, 95)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5)
+
+
+def test_a_decision_in_the_last_tenth_is_one():
+    optimizer, scheduler = scheduled(At(90), min_steps=80)
+    train(optimizer, scheduler, 90)
+    assert scheduler.last_decision.reason == "90 steps; cooling down linearly until step 100"
+
+
+@pytest.mark.parametrize("end", [2, 9])
+def test_short_trainings_cool_down_in_their_last_steps(end):
+    optimizer, scheduler = scheduled(At(1000), cooldown_end=end)
+    rates = [rate for (rate,) in train(optimizer, scheduler, end + 1)]
+    assert rates == [1.0] * end + [0.0]
+
+
+def test_a_rule_without_its_losses_says_so_when_the_cooldown_begins():
+    optimizer, scheduler = scheduled(eq.rules.Gain())
+    train(optimizer, scheduler, 90)
+    assert "no decision so far (no loss was handed over" in scheduler.last_decision.reason
+
+
+def test_a_rule_is_told_the_number_of_steps():
+    _, scheduler = scheduled(eq.rules.Gain(ahead=2.0))
+    assert scheduler.rule == eq.rules.Gain(ahead=2.0, total_steps=100)
+    _, scheduler = scheduled(eq.rules.Gain(total_steps=100))
+    assert scheduler.rule == eq.rules.Gain(total_steps=100)
+    with pytest.raises(ValueError, match=r"Gain has total_steps=50, but cooldown_end=100.*leave"):
+        scheduled(eq.rules.Gain(total_steps=50))
 
 
 def test_a_decision_after_the_end_multiplies_by_the_factor():
@@ -161,7 +192,7 @@ def test_a_state_that_knows_no_cooldown_is_loaded():
 
 @pytest.mark.parametrize("wrong", [0, -5, 2.5, True])
 def test_wrong_ends_are_named(wrong):
-    with pytest.raises(ValueError, match=r"cooldown_end must be the number .* got"):
+    with pytest.raises(ValueError, match=rf"cooldown_end must be a whole .* 1, got {wrong}"):
         scheduled(cooldown_end=wrong)
 
 

@@ -19,7 +19,14 @@ from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
-from equilibrate.rules import Rule, Threshold, check_factor, needs_of
+from equilibrate.rules import (
+    Rule,
+    Threshold,
+    check_factor,
+    check_steps,
+    needs_of,
+    told_the_length,
+)
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
@@ -44,7 +51,8 @@ class FDRScheduler(LRScheduler):
             begins a linear cooldown to zero, or to `min_lr`, that ends there, and the rule is not
             asked again. It begins when a tenth of the steps is left if there was no decision. The
             rate changes when `step()` is called, so call it at every batch. A decision at that
-            step or later multiplies by `factor` instead.
+            step or later multiplies by `factor` instead. A rule with a field `total_steps` is told
+            the number of steps.
         min_lr: Lower bound on the learning rate, one number or one for each parameter group.
         min_steps: Optimizer steps that must lie in the averaging window, and between two checks
             of the rule. The window is the later half of the steps since the last lowering.
@@ -100,11 +108,6 @@ class FDRScheduler(LRScheduler):
         needs = needs_of(rule)
         if min_steps < 1:
             raise ValueError(f"min_steps must be at least 1, got {min_steps}")
-        if cooldown_end is not None and not (type(cooldown_end) is int and cooldown_end >= 1):
-            raise ValueError(
-                "cooldown_end must be the number of optimizer steps of the training, at least 1, "
-                f"got {cooldown_end!r}"
-            )
         if not isinstance(monitor, Monitor | None):
             raise TypeError(
                 f"monitor must be an eq.Monitor, got {type(monitor).__name__}: pass "
@@ -133,7 +136,10 @@ class FDRScheduler(LRScheduler):
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
         self.forecaster = _forecaster(forecaster, optimizer, needs, every)
         self._losses = LossRecord() if "losses" in needs else None
-        self._line = None if cooldown_end is None else Line(cooldown_end)
+        self._line = None
+        if cooldown_end is not None:
+            self._line = Line(check_steps("cooldown_end", cooldown_end))
+            self.rule = told_the_length(self.rule, self._line.end)
         self.factor = factor
         self.min_steps = min_steps
         self.min_lr = min_lr
@@ -315,8 +321,10 @@ class FDRScheduler(LRScheduler):
                 "scheduler was created with; wrap compiled or captured steps in monitor.measure()"
             )
         if self._line is not None and self._line.is_due(self._seen):
-            reading = self.last_decision.reading
-            return self._begin(self._line, "no decision so far", reading, current)
+            reading = self._complete(self.monitor.reading())
+            verdict = self.rule.judge(reading)
+            why = verdict.reason if verdict.act else f"no decision so far ({verdict.reason})"
+            return self._begin(self._line, why, reading, current)
         if (steps := self._seen - self._decided) < self.min_steps:
             return wait(f"too few steps: {steps} of {self.min_steps} since the last check")
         if self._seen - self._marked >= self.min_steps:
@@ -369,25 +377,15 @@ def _forecaster(
     """Return the forecaster that a rule needs, or None if it needs none.
 
     Raises:
-        TypeError: If the one given is not a forecaster.
-        ValueError: If it is of no use, or watches another optimizer.
+        ValueError: If one is given that is of no use.
     """
     if "forecasts" not in needs:
         if given is not None:
             raise ValueError("forecaster is of no use: the rule needs no forecasts; leave it out")
         return None
-    from equilibrate.forecast import Forecaster  # not loaded where it is not needed
+    from equilibrate.forecast import forecaster_of  # not loaded where it is not needed
 
-    if given is None:
-        return Forecaster(optimizer) if every is None else Forecaster(optimizer, every=every)
-    if not isinstance(given, Forecaster):
-        raise TypeError(
-            f"forecaster must be an eq.Forecaster, got {type(given).__name__}: pass "
-            "eq.Forecaster(optimizer)"
-        )
-    if given.optimizer is not optimizer:
-        raise ValueError("forecaster watches another optimizer: pass eq.Forecaster(optimizer)")
-    return given
+    return forecaster_of(optimizer, given, every)
 
 
 def _settings(rule: Rule) -> dict[str, Any]:

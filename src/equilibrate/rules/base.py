@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import operator
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 from equilibrate.readings import Reading
 
@@ -23,7 +24,8 @@ class Rule(Protocol):
     A rule is a frozen dataclass with one method. Its fields are its settings, which are saved and
     restored with the scheduler. A rule that needs more than a plain reading names it in a class
     attribute: with `needs = frozenset({"trace"})` readings have a `trace`; "forecasts" and "losses"
-    are the others.
+    are the others. A field `total_steps` that is None is set if the scheduler knows the number of
+    steps.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -75,3 +77,51 @@ def check_factor(factor: float) -> None:
     """
     if not 0 < factor < 1:
         raise ValueError(f"factor must lie between 0 and 1, such as 0.9, got {factor}")
+
+
+def check_steps(name: str, steps: Any) -> int:
+    """Check a number of optimizer steps.
+
+    Args:
+        name: The name of the argument.
+        steps: Its value.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: If it is not a whole number, or smaller than one.
+    """
+    try:
+        number = operator.index(steps)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(steps, bool):
+        raise ValueError(
+            f"{name} must be a whole number of optimizer steps, at least 1, got {steps!r}"
+        )
+    return number
+
+
+def told_the_length(rule: Rule, steps: int) -> Rule:
+    """Return a rule that knows the number of steps of the training, if it can use it.
+
+    Args:
+        rule: A rule.
+        steps: Number of optimizer steps.
+
+    Returns:
+        A rule whose field `total_steps` is set; the rule itself if it has none.
+
+    Raises:
+        ValueError: If it was given another number.
+    """
+    known = getattr(rule, "total_steps", steps)
+    if known is None and is_dataclass(rule):
+        return replace(rule, total_steps=steps)  # pyright: ignore[reportCallIssue]
+    if known != steps:
+        raise ValueError(
+            f"{type(rule).__name__} has total_steps={known}, but cooldown_end={steps}: both are "
+            "the number of steps of the training; leave total_steps out"
+        )
+    return rule

@@ -9,7 +9,7 @@ from typing import ClassVar
 from equilibrate.estimates import Estimate, student_quantile
 from equilibrate.gains import Forecast, Losses
 from equilibrate.readings import Reading
-from equilibrate.rules.base import Verdict
+from equilibrate.rules.base import Verdict, check_steps
 
 _LAG = 1 / 6
 """By how much a loss that falls by s in a step lowers a forecast, in units of s times the horizon:
@@ -40,7 +40,8 @@ class Gain:
     Args:
         ahead: T, in units of the steps so far.
         total_steps: Number of optimizer steps of the whole training, counted from the creation of
-            the scheduler or its monitor. T is then what is left of it.
+            the scheduler or its monitor. T is then what is left of it. A scheduler with a
+            `cooldown_end` sets it.
         confidence: Probability with which N must exceed sT.
 
     Raises:
@@ -69,8 +70,8 @@ class Gain:
         """
         if not (self.ahead > 0 and math.isfinite(self.ahead)):
             raise ValueError(f"ahead must be a positive number such as 1, got {self.ahead}")
-        if self.total_steps is not None and self.total_steps < 1:
-            raise ValueError(f"total_steps must be at least 1, got {self.total_steps}")
+        if self.total_steps is not None:
+            object.__setattr__(self, "total_steps", check_steps("total_steps", self.total_steps))
         if not 0.5 < self.confidence < 1:
             raise ValueError(
                 f"confidence must lie between 0.5 and 1, such as 0.975, got {self.confidence}"

@@ -28,7 +28,7 @@ class Line:
 
     def is_due(self, step: int) -> bool:
         """Return whether it has to begin at a step, even if no rule says so."""
-        return (1 - LEAST) * self.end <= step < self.end
+        return self.end - max(1, LEAST * self.end) <= step < self.end
 
     def begin(self, step: int, lrs: Sequence[float]) -> None:
         """Begin the cooldown at a step before its end, with the learning rates of the groups."""
