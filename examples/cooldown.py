@@ -41,7 +41,7 @@ def train(schedule):
     cosine = CosineAnnealingLR(optimizer, args.steps)
     scheduler = eq.FDRScheduler(
         optimizer,
-        rule=eq.rules.Gain(total_steps=args.steps),
+        rule=eq.rules.Gain(),
         cooldown_end=args.steps,
         forecaster=forecaster,
     )

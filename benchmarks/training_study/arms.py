@@ -172,7 +172,7 @@ ARMS = {
         cost="forecaster",
     ),
     "gain-start": Arm(
-        "linear cooldown from when `Gain(total_steps=…)` says",
+        "linear cooldown begun by `Gain(total_steps=…)`",
         lambda c: controls.RuledCooldown(
             c.optimizer, eq.rules.Gain(total_steps=c.budget), c.budget, c.cadence
         ),

@@ -333,8 +333,9 @@ class ForecastCooldown(Cooldown):
 class RuledCooldown(Cooldown):
     """A linear cooldown to zero at the end of the budget, from the first decision of a rule on.
 
-    This is `FDRScheduler(rule=…, cooldown_end=budget)`, called at every step, except that there is
-    no cooldown without a decision: the scheduler was given one after the runs were made.
+    This is `FDRScheduler(rule=…, cooldown_end=budget)`, called at every step, except that the rule
+    gets one mean loss for each check, and that there is no cooldown without a decision. The
+    scheduler was given one after the runs were made.
 
     Args:
         optimizer: The optimizer.

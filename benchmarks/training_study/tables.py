@@ -28,6 +28,8 @@ PAIRS = (
 )
 """Arms that are compared with each other."""
 Table = tuple[list[str], list[list[str]]]
+Place = tuple[str, str, float]
+"""A task, an arm and a number of budgets."""
 
 
 class Results:
@@ -197,16 +199,30 @@ def equilibrium(results: Results) -> Table:
 
 
 def without_length(results: Results) -> Table:
-    """Return arms that do not know the length of the training against cosines that do."""
+    """Return arms that do not know the length of the training against cosines that do.
+
+    Differences that remain significant among so many tests are bold.
+    """
     head = ["1/2 / 1 / 2 budgets", *(TASKS[task].title for task in results.tasks)]
     arms = [arm for arm in ARMS if not ARMS[arm].needs_budget]
-    rows = []
-    for arm in arms:
-        cells = []
-        for task in results.tasks:
-            found = [results.difference(task, arm, b, cosine) for b, cosine in BUDGETS.items()]
-            cells.append(" / ".join(_difference(task, one, short=True) for one in found))
-        rows.append([ARMS[arm].title, *cells])
+    found = {
+        (task, arm, budgets): difference
+        for arm in arms
+        for task in results.tasks
+        for budgets, cosine in BUDGETS.items()
+        if (difference := results.difference(task, arm, budgets, cosine)) is not None
+    }
+    bold = _significant(found)
+
+    def words(place: Place) -> str:
+        text = _difference(place[0], found.get(place), verdict=False)
+        return f"**{text}**" if place in bold else text
+
+    rows = [
+        [ARMS[arm].title]
+        + [" / ".join(words((task, arm, b)) for b in BUDGETS) for task in results.tasks]
+        for arm in arms
+    ]
     return head, rows
 
 
@@ -234,13 +250,12 @@ def verdicts(results: Results) -> Table:
         for place in places
         if (difference := results.difference(*place)) is not None
     }
-    values = [statistics.p_value(difference.estimate) for difference in found.values()]
-    significant = {list(found)[i] for i in statistics.discoveries(values)}
+    bold = _significant(found)
 
-    def words(place: tuple[str, str, float]) -> str:
+    def words(place: Place) -> str:
         if place not in found:
             return "–"
-        return f"**{found[place].verdict}**" if place in significant else found[place].verdict
+        return f"**{found[place].verdict}**" if place in bold else found[place].verdict
 
     rows = []
     for arm in arms:
@@ -349,16 +364,20 @@ def _mean(task: str, values: Sequence[float]) -> str:
     return f"{_number(task, found.value)} ± {_number(task, found.margin)}"
 
 
-def _difference(task: str, found: Difference | None, *, short: bool = False) -> str:
-    """Return a difference, positive if better, and its verdict: bold if it is one, in short."""
+def _significant(found: Mapping[Place, Difference]) -> set[Place]:
+    """Return where differences remain significant, by the procedure of Benjamini and Hochberg."""
+    values = [statistics.p_value(difference.estimate) for difference in found.values()]
+    return {list(found)[i] for i in statistics.discoveries(values)}
+
+
+def _difference(task: str, found: Difference | None, *, verdict: bool = True) -> str:
+    """Return a difference, positive if better, and its verdict."""
     if found is None:
         return "–"
     factor, digits = _scale(task)
     value, margin = factor * found.estimate.value, factor * found.estimate.margin
     text = f"{value:+.{digits}f} ± {margin:.{digits}f}".replace("-", "−")
-    if not short:
-        return f"{text}, {found.verdict}"
-    return text if found.verdict == "undecided" else f"**{text}**"
+    return f"{text}, {found.verdict}" if verdict else text
 
 
 def _steps(found: Iterable[int | None]) -> str:
