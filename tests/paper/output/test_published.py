@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from equilibrate.paper.analysis import results, verdicts
+from equilibrate.paper.analysis import measures, results, shuffling, verdicts
+from equilibrate.paper.analysis.seeds import ratio_over_seeds
 from equilibrate.paper.output import tables
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.paper.runs import timings
 from equilibrate.report import claims
+from equilibrate.report.numbers import format_estimate, format_number
 from equilibrate.report.tables import to_markdown
 
 ROOT = Path(__file__).parents[3]
@@ -56,6 +58,34 @@ def test_the_readme_has_the_verdicts_and_numbers_of_the_claims(published):
     rows = [row for row in cells if len(row) == 4 and re.fullmatch(r"S?\d", row[0])]
     text = to_markdown([summary])
     assert outcomes(rows) == outcomes(summary.rows), "put this table into README.md:\n" + text
+
+
+def test_pages_quote_the_second_measurement_of_linearity(published):
+    found = {claim.id: claim for claim in published}
+    for batches in ("reshuffled", "independent"):
+        claim = found[f"equal-length-{batches}-linear-mlp"]
+        assert claim.measured is not None
+        assert claim.margin is not None
+        quoted = format_number(100 * claim.measured, 100 * claim.margin) + " %"
+        for page in ("README.md", "docs/results.md"):
+            assert quoted in (ROOT / page).read_text(), f"{page} must state {quoted}"
+
+
+def test_the_results_quote_changes_and_curvature(recorded):
+    both = recorded["mlp-reshuffled"], recorded["mlp-independent"]
+    fit = shuffling.compared(*both)
+    assert fit is not None
+    quotes = [
+        f"h = {fit.curvature:.1f} ({fit.low:.1f} to {fit.high:.1f})",
+        f"χ² = {fit.chi_square:.1f} with {fit.dof} degrees of freedom",
+    ]
+    for result in both:
+        quotes.append(format_estimate(measures.landscape_change(result).scaled(100)) + " %")
+    phase = both[1].phases()[-1]
+    later, earlier = phase.last("landscape"), measures.halfway(phase, "landscape")
+    quotes.append(format_estimate(ratio_over_seeds(later, earlier).shifted(-1).scaled(100)) + " %")
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert [quote for quote in quotes if quote not in page] == []
 
 
 def test_every_panel_with_records_is_published_and_shown(recorded):

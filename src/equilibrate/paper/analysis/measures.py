@@ -165,6 +165,51 @@ def departures(result: Result, largest: float) -> list[Estimate]:
     return [ratio_over_seeds(row, per_lr[0]).shifted(-1) for row in per_lr[1:]]
 
 
+def landscape_change(result: Result) -> Estimate:
+    """Estimate the relative change of O_FB/η from the largest η to the smallest.
+
+    Args:
+        result: A run that measures O_FB.
+
+    Returns:
+        The estimate; its value is nan with fewer than two finished phases.
+    """
+    lrs, values = landscape(result)
+    if len(lrs) < 2:
+        return Estimate(math.nan, math.nan)
+    return ratio_over_seeds(values[0] / lrs[0], values[-1] / lrs[-1]).shifted(-1)
+
+
+def halfway(phase: Phase, name: str) -> Array:
+    """Find the value of one column in the middle of a phase.
+
+    Half-running averages in the middle and at the end of a phase have no step in common.
+
+    Args:
+        phase: A phase.
+        name: The column.
+
+    Returns:
+        The last value for each seed that was recorded up to the middle; nan without one.
+    """
+    values = phase.column(name)[phase.time <= phase.epochs / 2]
+    there = ~np.isnan(values).all(1)
+    return values[there][-1] if there.any() else np.full(values.shape[1], np.nan)
+
+
+def steps_per_epoch(result: Result) -> int:
+    """Compute the number of batches in an epoch.
+
+    Args:
+        result: A run with at least one row.
+
+    Returns:
+        The number.
+    """
+    last = result.rows[-1]
+    return round(last["step"] / last["epoch"])
+
+
 def reshuffled_product(momentum: float, batches: int) -> float:
     """Compute ⟨v·ξ⟩/Tr C in reshuffled epochs, for slow modes.
 
@@ -202,10 +247,10 @@ def reshuffling_offset(phase: Phase) -> float:
     Returns:
         The change, zero or negative.
     """
-    momentum, last = phase.result.run.momentum, phase.result.rows[-1]
+    momentum = phase.result.run.momentum
     trace = 2 * (1 - momentum) * float(phase.last("right").mean()) / phase.lr
-    batches = round(last["step"] / last["epoch"])
-    return -momentum * reshuffled_product(momentum, batches) * trace
+    product = reshuffled_product(momentum, steps_per_epoch(phase.result))
+    return -momentum * product * trace
 
 
 # Schedules ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from equilibrate.estimates import Estimate
-from equilibrate.paper.analysis import measures
+from equilibrate.paper.analysis import measures, shuffling
 from equilibrate.paper.analysis.results import Array, Result
 from equilibrate.paper.analysis.seeds import mean_over_seeds
 from equilibrate.paper.output import style
@@ -107,7 +107,7 @@ def comparison(results: Sequence[Result]) -> Figure:
         results: The run with reshuffled batches and the one with independent batches.
 
     Returns:
-        The figure.
+        The figure, with the ratio by one curvature as a line if there is such a fit.
     """
     figure, (values, ratio) = style.stacked((1.8, 1.3))
     # Markers are moved apart a little, so that neither hides the other.
@@ -132,9 +132,16 @@ def comparison(results: Sequence[Result]) -> Figure:
     if not (first or second):
         values.text(0.5, 0.5, "no learning rate is finished yet", ha="center", color="0.4")
         return figure
-    common = {lr: first[lr].over(second[lr]).shifted(-1) for lr in first if lr in second}
-    _points(ratio, {lr: each.scaled(100) for lr, each in common.items()}, mfc="#222222")
+    common = shuffling.ratios(*results)
+    percent = {lr: each.shifted(-1).scaled(100) for lr, each in common.items()}
+    _points(ratio, percent, mfc="#222222")
     ratio.axhline(0, color="0.6", lw=0.6, zorder=0)
+    fit = shuffling.compared(*results)
+    if fit is not None:
+        lrs = np.geomspace(min(common) / 1.08, max(common) * 1.08, 200)
+        label = f"one curvature, $h$ = {fit.curvature:.1f}"
+        ratio.plot(lrs, 100 * (fit.factor(lrs) - 1), color="#d62728", lw=1, label=label, zorder=1)
+        ratio.legend(loc="lower right")
     values.legend(loc="best")
     ratio.set_xscale("log")
     wide = bool(common) and max(common) > 100 * min(common)

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from equilibrate.estimates import Estimate
 from equilibrate.paper.analysis import findings, measures
 from equilibrate.paper.analysis.measures import END
 from equilibrate.paper.analysis.results import Array, Phase, Result
-from equilibrate.paper.analysis.seeds import mean_over_seeds
-from equilibrate.paper.protocol.panels import PANELS, paper_runs
+from equilibrate.paper.output import cells, equal_length
+from equilibrate.paper.protocol.panels import paper_runs
 from equilibrate.paper.protocol.profiles import PROFILES
 from equilibrate.paper.protocol.run import whole_name
 from equilibrate.paper.runs.timings import Timing
@@ -43,7 +42,13 @@ def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
         The tables that are not empty, in the order of the figures.
     """
     results = {name: result for name, result in results.items() if len(result.epoch)}
-    kinds = (_equilibration, _landscape, _comparison)
+    kinds = (
+        _equilibration,
+        _landscape,
+        equal_length.comparison,
+        equal_length.changes,
+        equal_length.curvature,
+    )
     found = [table(results, task) for table in kinds for task in _TASKS]
     found.append(_accuracies(results))
     found += [table for task in _TASKS for table in _grid(results, task)]
@@ -101,16 +106,6 @@ def _outcome(claim: JudgedClaim | None) -> str:
     return f"{claim.verdict}: {claim.short_measured}" if claim.short_measured else "not run"
 
 
-def _heading(text: str, *results: Result) -> str:
-    missing = [f"{r.run.name}: {shortfall}" for r in results if (shortfall := r.shortfall)]
-    return text + (f" (incomplete – {'; '.join(missing)})" if missing else "")
-
-
-def _over_seeds(values: Array) -> str:
-    """Return the mean and 95 % interval over seeds."""
-    return format_estimate(mean_over_seeds(values))
-
-
 def _percent(values: Array) -> str:
     """Return mean ± standard deviation over seeds of numbers in [0, 1]."""
     spread = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
@@ -126,10 +121,10 @@ def _equilibration(results: Results, task: str) -> Table | None:
         return None
     phases = measures.finished(result)
     fit = measures.relaxation_power(phases)
-    power = "" if fit is None else f", time ∝ η^({_over_seeds(fit[0])})"
+    power = "" if fit is None else f", time ∝ η^({cells.over_seeds(fit[0])})"
     columns = ["η", "L̄/R̄ − 1 at the end", "epochs until it stays within ± 0.1"]
     rows = [
-        [f"{phase.lr:g}", _over_seeds(measures.residual(phase)), _relaxation_time(phase)]
+        [f"{phase.lr:g}", cells.over_seeds(measures.residual(phase)), _relaxation_time(phase)]
         for phase in phases
     ]
     if independent is not None:
@@ -137,9 +132,10 @@ def _equilibration(results: Results, task: str) -> Table | None:
         others = {phase.lr: phase for phase in measures.finished(independent)}
         for phase, row in zip(phases, rows, strict=True):
             other = others.get(phase.lr)
-            row.append("–" if other is None else _over_seeds(measures.residual(other)))
+            row.append("–" if other is None else cells.over_seeds(measures.residual(other)))
     used = [r for r in (result, independent) if r is not None]
-    return Table(_heading(f"Equilibration, {result.run.task.title}{power}", *used), columns, rows)
+    title = f"Equilibration, {result.run.task.title}{power}"
+    return Table(cells.heading(title, *used), columns, rows)
 
 
 def _relaxation_time(phase: Phase) -> str:
@@ -165,52 +161,20 @@ def _landscape(results: Results, task: str) -> Table | None:
             columns.append("by the second term, at most (predicted)")
     rows = []
     for lr in sorted({lr for found in phases.values() for lr in found}, reverse=True):
-        cells = [f"{lr:g}"]
-        values = [_value(found.get(lr)) for found in phases.values()]
+        row = [f"{lr:g}"]
+        values = [cells.landscape(found.get(lr)) for found in phases.values()]
         for value in values:
-            cells += [format_estimate(value), format_estimate(value.scaled(1 / lr))]
+            row += [format_estimate(value), format_estimate(value.scaled(1 / lr))]
         if len(both) == 2:
-            cells.append(format_estimate(values[0].minus(values[1])))
+            row.append(format_estimate(values[0].minus(values[1])))
             if both[0].run.momentum:
                 shuffled = phases[both[0].run.name].get(lr)
-                cells.append("–" if shuffled is None else _offset(shuffled))
-        rows.append(cells)
-    return Table(_heading(f"O_FB, {both[0].run.task.title}", *both), columns, rows)
-
-
-def _comparison(results: Results, task: str) -> Table | None:
-    """Return FDR1 and O_FB with reshuffled and independent batches in runs of equal length."""
-    names = PANELS["B4a" if task == "mlp" else "B4b"].runs
-    if not set(names) <= set(results):
-        return None
-    both = [results[name] for name in names]
-    shuffled, independent = ({p.lr: p for p in measures.finished(r)} for r in both)
-    rows = []
-    for lr in [lr for lr in shuffled if lr in independent]:
-        pair = [phases[lr] for phases in (shuffled, independent)]
-        values = [_value(phase) for phase in pair]
-        cells = [_over_seeds(measures.residual(phase)) for phase in pair]
-        cells += [format_estimate(value.scaled(1 / lr)) for value in values]
-        ratio = values[0].over(values[1]).shifted(-1)
-        rows.append([f"{lr:g}", *cells, format_estimate(ratio)])
-    columns = [
-        "η",
-        "L̄/R̄ − 1, reshuffled",
-        "L̄/R̄ − 1, independent",
-        "O_FB/η, reshuffled",
-        "O_FB/η, independent",
-        "O_FB, reshuffled / independent − 1",
-    ]
-    title = f"Batches in runs of equal length, {both[0].run.task.title}"
-    return Table(_heading(title, *both), columns, rows)
+                row.append("–" if shuffled is None else _offset(shuffled))
+        rows.append(row)
+    return Table(cells.heading(f"O_FB, {both[0].run.task.title}", *both), columns, rows)
 
 
 _BATCHES = {"sequence": "reshuffled", "unbiased": "independent"}
-
-
-def _value(phase: Phase | None) -> Estimate:
-    """Return O_FB at the end of a phase; nan without one."""
-    return mean_over_seeds(np.array([]) if phase is None else phase.last("landscape"))
 
 
 def _offset(phase: Phase) -> str:
@@ -239,7 +203,7 @@ def _accuracies(results: Results) -> Table:
                 )
             )
     columns = ("Task", "Schedule", "test accuracy (%)", "training accuracy (%)", "last η", "seeds")
-    return Table(_heading("Final accuracies, mean ± s.d. over seeds", *used), columns, rows)
+    return Table(cells.heading("Final accuracies, mean ± s.d. over seeds", *used), columns, rows)
 
 
 def _grid(results: Results, task: str) -> list[Table]:
@@ -254,7 +218,7 @@ def _grid(results: Results, task: str) -> list[Table]:
             [f"{x:g}", *(f"{v:.{places}f}" if np.isfinite(v) else "never" for v in row)]
             for x, row in zip(found.thresholds, values, strict=True)
         ]
-        return Table(_heading(f"{heading}, {result.run.task.title}", result), columns, rows)
+        return Table(cells.heading(f"{heading}, {result.run.task.title}", result), columns, rows)
 
     return [
         table("Final test accuracy (%) over X and Y", 100 * found.accuracy, 2),
@@ -279,15 +243,15 @@ def _precision(results: Results) -> Table:
                 (
                     phase.result.run.task.title,
                     measures.PRECISIONS[precision],
-                    _over_seeds(measures.residual(phase)),
+                    cells.over_seeds(measures.residual(phase)),
                     _difference(single, phase, measures.residual),
-                    _over_seeds(phase.last("landscape")),
+                    cells.over_seeds(phase.last("landscape")),
                     _difference(single, phase, lambda phase: phase.last("landscape")),
                 )
             )
     columns = ("Task", "precision", "L̄/R̄ − 1", "− single", "O_FB", "− single")
     heading = f"Precision of products; differences at 95 % for all {findings.COMPARISONS} together"
-    return Table(_heading(heading, *used), columns, rows)
+    return Table(cells.heading(heading, *used), columns, rows)
 
 
 def _difference(single: Phase | None, phase: Phase, quantity: findings.Quantity) -> str:

@@ -72,7 +72,8 @@ _PRECISION = (
 _COMPARISON = (
     "{title}, beyond the paper: reshuffled (filled) and independent batches (open), in runs of "
     "equal length, mean and 95 % interval over seeds. Above, O_FB/η, which would be constant in a "
-    "harmonic landscape with constant noise; below, the ratio of the two, minus one."
+    "harmonic landscape with constant noise; below, the ratio of the two, minus one. The line, if "
+    "any, is the ratio for a single curvature h, fitted to the points after the runs."
 )
 _TIMES = (
     "{title}, beyond the paper: epochs after which the sides of FDR1 stay within 10 % of each "
