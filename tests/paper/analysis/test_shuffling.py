@@ -193,3 +193,14 @@ def test_the_middle_of_a_phase(tmp_path):
     assert np.isnan(measures.halfway(phase, "loss")).all()
     begun = replace(phase, rows=phase.rows[2:])
     assert np.isnan(measures.halfway(begun, "landscape")).all()
+
+
+def test_the_change_in_the_later_half_of_a_phase(tmp_path):
+    """The column is at², with another factor a for each seed, so it becomes four times as large."""
+    columns = {"right": lambda t, lr, arm, seed: (1 + seed % 3) * t**2}
+    write(PAPER["mlp-independent"], tmp_path, columns, rows=6)
+    phase = results.load(tmp_path / "records")["mlp-independent"].phases()[-1]
+    found = measures.later_change(phase, "right")
+    assert found.value == pytest.approx(3.0)
+    assert found.margin == pytest.approx(0.0, abs=1e-6)
+    assert math.isnan(measures.later_change(replace(phase, rows=phase.rows[3:]), "right").value)

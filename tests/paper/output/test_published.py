@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from equilibrate.paper.analysis import measures, results, shuffling, verdicts
-from equilibrate.paper.analysis.seeds import ratio_over_seeds
+from equilibrate.paper.analysis import findings, measures, results, shuffling, verdicts
+from equilibrate.paper.analysis.seeds import mean_over_seeds, ratio_over_seeds
 from equilibrate.paper.output import tables
 from equilibrate.paper.protocol.panels import PANELS
+from equilibrate.paper.protocol.profiles import PROFILES
 from equilibrate.paper.runs import timings
+from equilibrate.paper.runs.eta import RemainingTime
 from equilibrate.report import claims
 from equilibrate.report.numbers import format_estimate, format_number
 from equilibrate.report.tables import to_markdown
@@ -86,6 +88,46 @@ def test_the_results_quote_changes_and_curvature(recorded):
     quotes.append(format_estimate(ratio_over_seeds(later, earlier).shifted(-1).scaled(100)) + " %")
     page = (ROOT / "docs" / "results.md").read_text()
     assert [quote for quote in quotes if quote not in page] == []
+
+
+def test_the_results_quote_the_comparison_of_the_cnn(recorded):
+    both = recorded["cnn-sequence"], recorded["cnn-unbiased"]
+    quotes = []
+    for low, high in ((0.0005, 0.005), (0.0001, 0.05)):
+        (effect,) = findings.shuffling_effect_between(low, high)(*both)
+        quotes.append(format_estimate(effect.scaled(100)) + " %")
+    for result in both:
+        smallest = measures.finished(result)[-1]
+        quotes.append(format_estimate(mean_over_seeds(smallest.last("loss"))))
+    phases = measures.finished(both[0])
+    changes = [measures.later_change(phase, "right") for phase in phases]
+    quotes.append(f"up to {100 * max(change.value for change in changes):.1f} %")
+    resolved = [change for change in changes if change.value > change.margin]
+    assert (len(resolved), len(changes)) == (7, 11)
+    quotes.append("seven of eleven η")
+    below = [found for found in findings.residuals(both[0]) if found.value < -found.margin]
+    assert len(below) == 3
+    quotes.append("at three η")
+    seed_zero = measures.accuracy(recorded["cnn-schedules"], "adaptive", measures.END)[0]
+    quotes.append(f"at {100 * seed_zero:.1f} % in figure 4")
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    assert [quote for quote in quotes if quote not in page] == []
+
+
+def test_the_results_quote_run_times_that_follow_from_the_recorded_ones():
+    runs = PROFILES["paper"].runs
+    finished = []
+    for name, timing in timings.load(PAPER).items():
+        whole, _, seeds = name.partition(".")
+        run = runs[whole].part(*map(int, seeds.split("-"))) if seeds else runs[whole]
+        finished.append((run, timing))
+    expected = RemainingTime([*runs.values()], finished=finished)
+    minutes = {name: (expected.seconds(name) or 0) / 60 for name in (None, "cnn-independent")}
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    assert f"about {minutes[None]:.0f} minutes" in page
+    assert f"about {minutes['cnn-independent']:.0f} minutes for `cnn-independent`" in page
+    for name in ("mlp-independent", "mlp-reshuffled"):
+        assert f"each would take {expected.seconds(name):.0f} s" in page
 
 
 def test_every_panel_with_records_is_published_and_shown(recorded):

@@ -16,12 +16,14 @@ from equilibrate.paper.runs.timings import Timing
 from equilibrate.report.numbers import format_estimate, format_number
 
 PAPER = PROFILES["paper"].runs
+LENGTHS = dict(PAPER["mlp-sequence"].arms["sequence"].phases)
 
 
 def landscape(lower=1.0):
     return {
         "left": lambda time, lr, arm, seed: lr + 1e-4 / time,
         "right": lambda time, lr, arm, seed: lr,
+        "loss": lambda time, lr, arm, seed: (1 + 0.1 / time) * lower * (1 + 0.1 * (seed % 4)),
         "landscape": lambda time, lr, arm, seed: lower * lr * (1 + 0.1 * (seed % 4)),
     }
 
@@ -105,9 +107,31 @@ def test_residuals_with_independent_batches_have_their_own_column(tmp_path):
     found = made(tmp_path, "mlp-sequence", "mlp-unbiased")
     (table,) = [table for name, table in found.items() if name.startswith("Equil")]
     last = 1e-4 / 300  # difference after 300 epochs, in all seeds
-    assert [row[3] for row in table.rows] == [
+    assert [row[5] for row in table.rows] == [
         format_number(last / lr) for lr in (0.05, 0.02, 0.01, 0.005, 0.003)
     ]
+
+
+def test_losses_with_both_kinds_of_batches_are_shown(tmp_path):
+    found = made(tmp_path, "mlp-sequence", "mlp-unbiased")
+    (table,) = [table for name, table in found.items() if name.startswith("Equil")]
+    assert [table.columns[k] for k in (4, 6)] == [
+        "cross-entropy",
+        "cross-entropy, independent batches",
+    ]
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    for k, lower, epochs, seeds in ((4, 0.8, 1000, 4), (6, 1.0, 300, 8)):
+        values = lower * (1 + 0.1 / epochs) * (1 + 0.1 * (np.arange(seeds) % 4))
+        assert table.rows[-1][k] == format_estimate(mean_over_seeds(values))
+
+
+def test_the_change_of_the_right_side_is_shown(tmp_path):
+    """R̄ grows as 1 + t/T, from 3/2 in the middle of a phase of T epochs to 2 at its end."""
+    columns = landscape() | {"right": lambda time, lr, *_: lr * (1 + time / LENGTHS[lr])}
+    write(PAPER["mlp-sequence"], tmp_path, columns)
+    (table, *_) = tables.numbers(results.load(tmp_path / "records"))
+    assert table.columns[3] == "change of R̄ from half-way to the end"
+    assert {row[3] for row in table.rows} == {format_number(1 / 3)}
 
 
 def test_a_grid_is_two_tables(tmp_path):

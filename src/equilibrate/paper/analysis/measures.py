@@ -197,6 +197,19 @@ def halfway(phase: Phase, name: str) -> Array:
     return values[there][-1] if there.any() else np.full(values.shape[1], np.nan)
 
 
+def later_change(phase: Phase, name: str) -> Estimate:
+    """Estimate the relative change of one column from the middle of a phase to its end.
+
+    Args:
+        phase: A phase.
+        name: The column, which contains half-running averages.
+
+    Returns:
+        The estimate; its value is nan if nothing was recorded up to the middle.
+    """
+    return ratio_over_seeds(phase.last(name), halfway(phase, name)).shifted(-1)
+
+
 def steps_per_epoch(result: Result) -> int:
     """Compute the number of batches in an epoch.
 

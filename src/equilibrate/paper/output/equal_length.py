@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from equilibrate.paper.analysis import measures, shuffling
 from equilibrate.paper.analysis.results import Result
-from equilibrate.paper.analysis.seeds import ratio_over_seeds
 from equilibrate.paper.output import cells
 from equilibrate.paper.protocol.panels import PANELS
 from equilibrate.report.numbers import format_estimate
@@ -114,7 +113,7 @@ def changes(results: Results, task: str) -> Table | None:
                 f"{last.epochs}",
                 cells.over_seeds(middle),
                 cells.over_seeds(end),
-                format_estimate(ratio_over_seeds(end, middle).shifted(-1)),
+                format_estimate(measures.later_change(last, "landscape")),
             )
         )
     columns = (

@@ -122,17 +122,33 @@ def _equilibration(results: Results, task: str) -> Table | None:
     phases = measures.finished(result)
     fit = measures.relaxation_power(phases)
     power = "" if fit is None else f", time ∝ η^({cells.over_seeds(fit[0])})"
-    columns = ["η", "L̄/R̄ − 1 at the end", "epochs until it stays within ± 0.1"]
+    columns = [
+        "η",
+        "L̄/R̄ − 1 at the end",
+        "epochs until it stays within ± 0.1",
+        "change of R̄ from half-way to the end",
+        "cross-entropy",
+    ]
     rows = [
-        [f"{phase.lr:g}", cells.over_seeds(measures.residual(phase)), _relaxation_time(phase)]
+        [
+            f"{phase.lr:g}",
+            cells.over_seeds(measures.residual(phase)),
+            _relaxation_time(phase),
+            format_estimate(measures.later_change(phase, "right")),
+            cells.over_seeds(phase.last("loss")),
+        ]
         for phase in phases
     ]
     if independent is not None:
-        columns.append("L̄/R̄ − 1, independent batches")
+        columns += ["L̄/R̄ − 1, independent batches", "cross-entropy, independent batches"]
         others = {phase.lr: phase for phase in measures.finished(independent)}
         for phase, row in zip(phases, rows, strict=True):
             other = others.get(phase.lr)
-            row.append("–" if other is None else cells.over_seeds(measures.residual(other)))
+            row += (
+                ["–", "–"]
+                if other is None
+                else [cells.over_seeds(v) for v in (measures.residual(other), other.last("loss"))]
+            )
     used = [r for r in (result, independent) if r is not None]
     title = f"Equilibration, {result.run.task.title}{power}"
     return Table(cells.heading(title, *used), columns, rows)
