@@ -190,6 +190,49 @@ def test_statistics_computed_again_fit_averages_inside_of_the_block_and_are_rest
     assert not torch.equal(model[1].running_mean, before[0])  # only of a model that was given
 
 
+def test_buffers_that_cannot_be_written_to_or_are_replaced_come_back_too():
+    model, forecaster, _ = normalised()
+    model.register_buffer("expanded", torch.ones(1).expand(4))
+    model.register_buffer("count", torch.zeros(1))
+    model.register_buffer("nothing", None)
+    before = model.count
+    with forecaster.averaged(model=model):
+        model.count = model.count + 1
+    assert model.count is before
+    assert (model.count.item(), model.expanded.tolist()) == (0.0, [1.0] * 4)
+
+
+def move(watching):
+    """Let somebody who watches parameters believe that they have been moved from a GPU."""
+    places = watching._places
+    places._firsts = [(p, torch.device("cuda")) for p, _ in places._firsts]
+
+
+def test_parameters_that_were_moved_at_the_end_of_a_training_can_be_averaged():
+    model, optimizer, forecaster = trained()
+    before, state = forecaster.forecasts(), forecaster.state_dict()
+    with forecaster.averaged():
+        expected = flat(model)
+    move(forecaster._sampler)
+    assert forecaster.has_averages
+    with forecaster.averaged():
+        assert torch.equal(flat(model), expected)
+    assert forecaster.forecasts() == before
+    assert forecaster.state_dict()["steps"] == state["steps"]
+    train(model, optimizer, 1, first=120)  # on the other device everything begins again
+    assert len(forecaster.state_dict()["steps"]) == 1
+
+
+def test_a_state_without_samples_is_loaded():
+    _, _, forecaster = trained(steps=0)
+    assert not forecaster.has_averages
+    state = forecaster.state_dict()
+    model, optimizer, other = trained(steps=0)
+    other.load_state_dict(state)
+    train(model, optimizer, 120)
+    assert other.forecasts() == trained()[2].forecasts()
+
+
 def test_wrong_uses_are_named():
     model, optimizer, forecaster = trained(steps=0)
     with pytest.raises(ValueError, match=r"horizon must be one of \(16, 40\), got 20"):

@@ -138,12 +138,23 @@ def test_a_rule_is_told_the_number_of_steps():
     assert scheduler.rule == eq.rules.Gain(total_steps=100)
     with pytest.raises(ValueError, match=r"Gain has total_steps=50, but cooldown_end=100.*leave"):
         scheduled(eq.rules.Gain(total_steps=50))
+    _, scheduler = scheduled(At(60))
+    assert isinstance(scheduler.rule, At)  # without such a field
+    _, restored = scheduled(eq.rules.Gain(), cooldown_end=None)
+    assert restored.rule == eq.rules.Gain()
+    _, scheduler = scheduled(eq.rules.Gain())
+    state = scheduler.state_dict()
+    state["rule"]["total_steps"] = None  # as states from before rules were told
+    restored.load_state_dict(state)
+    assert restored.rule == eq.rules.Gain(total_steps=100)
 
 
 def test_a_decision_after_the_end_multiplies_by_the_factor():
     optimizer, scheduler = scheduled(At(120), factor=0.5)
-    rates = [rate for (rate,) in train(optimizer, scheduler, 121, each=60)]
+    with pytest.warns(UserWarning, match="step 100 has passed without a cooldown: call step"):
+        rates = [rate for (rate,) in train(optimizer, scheduler, 121, each=60)]
     assert rates[-2:] == [1.0, 0.5]
+    train(optimizer, scheduler, 60)  # one warning is enough
 
 
 @pytest.mark.parametrize(("decision", "stopped"), [(60, 40), (60, 75), (1000, 80), (1000, 95)])

@@ -54,6 +54,27 @@ def test_no_step_waits_and_forecasts_are_those_of_a_cpu(name, closure):
     assert found == pytest.approx(expected, rel=0.02, abs=1e-6)
 
 
+def test_a_model_that_went_back_to_the_host_can_be_read_and_averaged():
+    """Lightning moves it there at the end of a training."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
+    monitor, forecaster = eq.Monitor(optimizer, every=4), eq.Forecaster(optimizer, (16,), every=4)
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(torch.randn(8, 6, device="cuda")).square().mean().backward()
+        optimizer.step()
+    with forecaster.averaged():
+        expected = model.weight.detach().cpu()
+    before = monitor.reading(), forecaster.forecasts()
+    own = model.weight.detach().cpu()
+    model.cpu()
+    with forecaster.averaged():
+        assert torch.equal(model.weight, expected)
+    assert torch.equal(model.weight, own)
+    assert (monitor.reading(), forecaster.forecasts()) == before
+
+
 def test_a_graph_is_read_in_explicit_blocks():
     p = nn.Parameter(torch.ones(64, device="cuda"))
     optimizer = torch.optim.SGD([p], lr=0.1)

@@ -90,6 +90,24 @@ def test_complex_parameters_added_later_raise_too():
     assert monitor.step == 0
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_parameters_that_were_moved_at_the_end_of_a_training_can_still_be_read(every):
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.05)
+    options = {"named_parameters": model.named_parameters(), "trace": True}
+    monitor = eq.Monitor(optimizer, every=every, **options)
+    train(model, optimizer, steps=40)
+    monitor.mark()
+    before = monitor.reading(), monitor.parameter_readings(), monitor.group_readings()
+    places = monitor._watch._places
+    places._firsts = [(p, torch.device("cuda")) for p, _ in places._firsts]  # as if from there
+    after = monitor.reading(), monitor.parameter_readings(), monitor.group_readings()
+    assert before == after
+    assert before[0].count > 0
+    train(model, optimizer, steps=2 * every)  # on the other device the window begins again
+    assert monitor.reading().count <= 2 * every
+
+
 def test_reset_and_detach():
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

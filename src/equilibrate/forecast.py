@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from equilibrate._engine.cooldown.exchange import exchanged
+from equilibrate._engine.cooldown.exchange import kept_buffers
 from equilibrate._engine.cooldown.horizons import Pairs, forecast, given_mean, own_means, pair_up
 from equilibrate._engine.cooldown.sampler import Sampler
 from equilibrate._engine.optimizer.hooks import unwrap
@@ -111,6 +111,11 @@ class Forecaster:
         """Optimizer steps seen, whether sampled or not."""
         return self._sampler.step
 
+    @property
+    def has_averages(self) -> bool:
+        """Whether there are averaged parameters, which begin with the first step."""
+        return self._sampler.has_means()
+
     def forecasts(self) -> tuple[Forecast, ...]:
         """Return a forecast for each horizon.
 
@@ -131,8 +136,9 @@ class Forecaster:
 
         Averaging removes the noise that a cooldown would remove, at any time of a training and
         without lowering the learning rate. The averages are the means m that the forecasts are made
-        with. After a reset, as after each lowering of the learning rate, they begin again with the
-        next sample. A step of the optimizer inside of the block raises a `RuntimeError`.
+        with. After a reset, which a scheduler that reads the forecasts makes at each lowering, they
+        begin again with the next sample. A step of the optimizer inside of the block raises a
+        `RuntimeError`.
 
         The running statistics of BatchNorm do not fit the averaged parameters: pass the model, and
         compute them again inside of the block, with `torch.optim.swa_utils.update_bn`.
@@ -173,8 +179,7 @@ class Forecaster:
             raise TypeError(
                 f"model must be the torch.nn.Module whose buffers to restore, got {model!r}"
             )
-        buffers = [] if model is None else list(model.buffers())
-        with self._sampler.averaged(horizon), exchanged(buffers, buffers):
+        with self._sampler.averaged(horizon), kept_buffers(model):
             yield
 
     def reset(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,14 +20,8 @@ from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
-from equilibrate.rules import (
-    Rule,
-    Threshold,
-    check_factor,
-    check_steps,
-    needs_of,
-    told_the_length,
-)
+from equilibrate.rules import Rule, Threshold, check_factor, needs_of
+from equilibrate.rules.base import check_steps, settings_of, told_the_length
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
@@ -155,6 +150,12 @@ class FDRScheduler(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     @property
+    def cools_down(self) -> bool:
+        """Whether the cooldown of `cooldown_end` has begun, or has to."""
+        line = self._line
+        return line is not None and (line.begun or line.is_due(self.monitor.step))
+
+    @property
     def min_lrs(self) -> tuple[float, ...]:
         """The lower bound on the learning rate of each group."""
         return _per_group(self.optimizer, self.min_lr)
@@ -232,7 +233,7 @@ class FDRScheduler(LRScheduler):
             "step_count": self._step_count,
             "last_lr": [float(lr) for lr in self._last_lr],
             "base_lrs": [float(lr) for lr in self.base_lrs],
-            "rule": _settings(self.rule),
+            "rule": settings_of(self.rule),
             "factor": self.factor,
             "min_lr": min_lr if isinstance(min_lr, int | float) else list(min_lr),
             "min_steps": self.min_steps,
@@ -287,6 +288,7 @@ class FDRScheduler(LRScheduler):
         else:
             self._line = self._line or Line(line["end"])
             self._line.load_state_dict(line)
+            self.rule = told_the_length(self.rule, self._line.end)
         decision = dict(state_dict["decision"])
         reading = Reading(**decision.pop("reading"))
         self.last_decision = Decision(reading=reading, lrs=tuple(decision.pop("lrs")), **decision)
@@ -319,6 +321,12 @@ class FDRScheduler(LRScheduler):
             return wait(
                 "no optimizer step was seen since the last call: step the optimizer that the "
                 "scheduler was created with; wrap compiled or captured steps in monitor.measure()"
+            )
+        if self._line is not None and seen < self._line.end <= self._seen:
+            warnings.warn(
+                f"step {self._line.end} has passed without a cooldown: call step() at every batch, "
+                "since it begins when step() is called",
+                stacklevel=4,
             )
         if self._line is not None and self._line.is_due(self._seen):
             reading = self._complete(self.monitor.reading())
@@ -386,12 +394,6 @@ def _forecaster(
     from equilibrate.forecast import forecaster_of  # not loaded where it is not needed
 
     return forecaster_of(optimizer, given, every)
-
-
-def _settings(rule: Rule) -> dict[str, Any]:
-    """Return the name and the fields of a rule."""
-    names = [field.name for field in fields(rule) if field.init] if is_dataclass(rule) else []
-    return {"name": type(rule).__name__, **{name: getattr(rule, name) for name in names}}
 
 
 def _per_group(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:

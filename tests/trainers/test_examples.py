@@ -44,7 +44,7 @@ def test_at_most_five_lines_turn_it_on_and_it_runs_without_them(name, tmp_path):
 
 def test_lightning_lowers_and_resumes(tmp_path):
     printed = run([EXAMPLES / "lightning_trainer.py", "--epochs", "10"], tmp_path)
-    assert "equilibrate: lr lowered to 0.025" in printed
+    assert "equilibrate: lr is 0.025 from step" in printed
     [last] = (tmp_path / "lightning_example").glob("epoch=9-*.ckpt")
     more = run([EXAMPLES / "lightning_trainer.py", "--epochs", "11", "--resume", last], tmp_path)
     before, after = (re.findall(r"'equilibrate/lr': '(.*?)'", text)[-1] for text in (printed, more))

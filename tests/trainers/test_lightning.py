@@ -4,7 +4,7 @@ import csv
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from support.lightning_task import Both, Notes, Task, fit
 from support.rules import Noting
@@ -112,6 +112,42 @@ def test_a_validation_that_fails_leaves_the_model_its_own_parameters(tmp_path):
     with pytest.raises(RuntimeError, match="a validation that fails"):
         fit(task, [fdr], tmp_path, epochs=3, data=Both())
     assert all(map(torch.equal, weights(alone), weights(task)))
+
+
+def test_a_cooldown_is_followed_at_every_step_and_validated_with_own_parameters(tmp_path):
+    task = Validated()
+    fdr = FDRCallback(threshold=1e-9, cooldown_end=200, evaluate_averaged=True)
+    notes = Notes(fdr)
+    fit(task, [fdr, notes], tmp_path, epochs=5, data=Both())
+    lrs = [notes.rows[step][0] for step in sorted(notes.rows)]
+    assert lrs == pytest.approx([0.05] * 180 + [0.05 * (1 - i / 20) for i in range(20)])
+    assert all(map(torch.equal, task.seen[-1], weights(task)))
+
+
+def test_a_checkpoint_without_a_state_is_reported(tmp_path):
+    saving = ModelCheckpoint(tmp_path, filename="{step}")
+    fit(Task(), [saving], tmp_path, epochs=2, enable_checkpointing=True)
+    fdr, again = FDRCallback(cooldown_end=200), ModelCheckpoint(tmp_path)
+    words = "checkpoint of step 80 holds no state .* the cooldown will end at step 280"
+    with pytest.warns(UserWarning, match=words):
+        fit(
+            Task(), [fdr, again], tmp_path, epochs=3, ckpt_path=tmp_path / "step=80.ckpt",
+            enable_checkpointing=True,
+        )  # fmt: skip
+    assert fdr.monitors[0].step == 40
+
+
+def test_a_validation_right_after_parameters_were_added(tmp_path):
+    class Unfreezing(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == 40:
+                added = torch.nn.Parameter(torch.zeros(1))
+                trainer.optimizers[0].add_param_group({"params": [added]})
+
+    task, fdr = Validated(), FDRCallback(schedule=False, evaluate_averaged=True)
+    fit(task, [fdr, Unfreezing()], tmp_path, epochs=2, data=Both())
+    assert len(task.seen) == 2
+    assert not any(map(torch.equal, task.seen[1], weights(task)))
 
 
 def test_statistics_that_do_not_fit_are_reported(tmp_path):

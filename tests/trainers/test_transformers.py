@@ -112,6 +112,80 @@ def test_evaluations_with_averaged_parameters(datasets, tmp_path):
     assert all(map(torch.equal, seen[-1], weights(trainer)))
 
 
+def test_an_evaluation_that_fails_leaves_the_model_its_own_parameters(tmp_path):
+    options = {"eval_strategy": "epoch", "eval_dataset": Noise(32)}
+    alone = make_trainer(tmp_path, epochs=2, **options)
+    alone.train()
+    trainer = make_trainer(tmp_path, epochs=3, **options)
+    attached(trainer, schedule=False, evaluate_averaged=True)
+    seen = []
+
+    def fail(_):
+        seen.append(weights(trainer))
+        if len(seen) == 2:
+            raise KeyError("an evaluation that fails")
+        return {}
+
+    trainer.compute_metrics = fail
+    with pytest.raises(KeyError, match="an evaluation that fails"):
+        trainer.train()
+    assert all(map(torch.equal, weights(alone), weights(trainer)))
+    trainer.evaluate()  # by hand
+    assert all(map(torch.equal, seen[-1], weights(trainer)))
+
+
+class Listening:
+    """Keeps the losses that it is given, and never acts."""
+
+    needs = frozenset({"losses"})
+
+    def __init__(self):
+        self.losses = []
+
+    def judge(self, reading):
+        self.losses.append(reading.losses.values[-1])
+        return eq.rules.Verdict(False, "never")
+
+
+def test_callbacks_do_not_disturb_each_other_nor_methods_of_the_user(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=2, eval_strategy="epoch", eval_dataset=Noise(32))
+    own, evaluate = [], trainer.evaluate
+    trainer.evaluate = lambda *args, **kwargs: own.append(1) or evaluate(*args, **kwargs)
+    seen = evaluated(trainer)
+    rules = [Listening(), Listening()]
+    for rule, averaged in zip(rules, (True, False), strict=True):
+        fdr = FDRCallback(trainer, rule=rule, evaluate_averaged=averaged, min_steps=10)
+        trainer.add_callback(fdr)
+    for epochs in (2, 4):
+        trainer.train()
+        one, two = (rule.losses for rule in rules)
+        assert len(one) == epochs
+        assert one == two
+    assert one[2] < 2 * one[1]  # and not the loss of every step twice
+    assert len(own) == len(seen) == 4
+    assert not any(map(torch.equal, seen[-1], weights(trainer)))
+    trainer.evaluate()
+    assert len(own) == 5
+    assert all(map(torch.equal, seen[-1], weights(trainer)))
+
+
+def test_a_second_training_is_logged_too(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=1, logging_strategy="steps", logging_steps=20)
+    attached(trainer, schedule=False)
+    for _ in range(2):
+        trainer.train()
+        steps = [row["step"] for row in trainer.state.log_history if "equilibrate/lr" in row]
+        assert steps == [20, 40]
+
+
+def test_a_cooldown_is_followed_at_every_step_if_decisions_are_made_after_epochs(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=5)
+    _, notes = attached(trainer, threshold=1e-9, cooldown_end=200)
+    trainer.train()
+    lrs = [notes.rows[step][0] for step in sorted(notes.rows)]
+    assert lrs == pytest.approx([0.05] * 180 + [0.05 * (1 - i / 20) for i in range(20)])
+
+
 def test_statistics_that_do_not_fit_are_reported(tmp_path):
     trainer = make_trainer(tmp_path, epochs=1)
     trainer.model.net.insert(1, torch.nn.BatchNorm1d(8))

@@ -156,7 +156,8 @@ class Attached:
             return None
         if self.scheduler is None or not self._started:
             return None
-        if self._plan.interval == "epoch" and not epoch_ended:
+        due = epoch_ended or self._plan.interval == "step" or self.scheduler.cools_down
+        if not due:
             return None
         loss = None if self._loss is None else self._loss / (step - self._seen)
         self._seen, self._loss = step, None
@@ -174,13 +175,15 @@ class Attached:
     def averaged(self, model: nn.Module) -> Iterator[None]:
         """Give the model averaged parameters for an evaluation, if the plan asks for that.
 
-        Before the first step there are none, and it keeps its own.
+        Before the first step there are none, and in a cooldown its own are better: it keeps them.
         """
-        if self._plan.evaluate_averaged and self.forecaster is not None and self.forecaster.step:
-            with self.forecaster.averaged(model=model):
-                yield
-        else:
+        forecaster = self.forecaster if self._plan.evaluate_averaged else None
+        cools_down = self.scheduler is not None and self.scheduler.cools_down
+        if forecaster is None or cools_down or not forecaster.has_averages:
             yield
+        else:
+            with forecaster.averaged(model=model):
+                yield
 
     def scalars(self) -> dict[str, float]:
         """Return the current numbers by name, for a logger, each lowering once."""
@@ -257,9 +260,19 @@ def named(attached: Sequence[Attached]) -> dict[str, float]:
     }
 
 
+def warn_of_missing_state(plan: Plan, step: int) -> None:
+    """Warn that a training continues from a checkpoint that does not have our state."""
+    words = "the averaging window begins here"
+    if (end := plan.settings.get("cooldown_end")) is not None:
+        words += f", and so does the count of steps: the cooldown will end at step {step + end}"
+    warnings.warn(
+        f"the checkpoint of step {step} holds no state of equilibrate: {words}", stacklevel=4
+    )
+
+
 def warn_of_statistics(plan: Plan, model: nn.Module) -> None:
     """Warn if running statistics would not fit the parameters in evaluations."""
-    tracking = (getattr(m, "track_running_stats", False) for m in model.modules())
+    tracking = (m.training and getattr(m, "track_running_stats", False) for m in model.modules())
     if plan.evaluate_averaged and any(tracking):
         warnings.warn(
             "evaluate_averaged=True, but the running statistics of BatchNorm do not fit averaged "

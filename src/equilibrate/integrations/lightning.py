@@ -10,13 +10,13 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
-from equilibrate.decisions import Decision
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations._attached import (
     Attached,
     Plan,
     Settings,
     named,
+    warn_of_missing_state,
     warn_of_statistics,
 )
 from equilibrate.monitor import Monitor
@@ -46,7 +46,8 @@ class FDRCallback(Callback):
         layers: Whether to log the readings of each parameter, too.
         horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
         evaluate_averaged: Whether the model has averaged parameters during the validations of
-            `trainer.fit`; see `Forecaster.averaged`. Checkpoints hold its own.
+            `trainer.fit`, until a cooldown begins; see `Forecaster.averaged`. Checkpoints hold its
+            own, except those that are saved in the middle of a validation.
         **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
             `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
             given what `training_step` returns.
@@ -133,6 +134,8 @@ class FDRCallback(Callback):
         if restored:
             for one, state in zip(self._attached, restored, strict=True):
                 one.load_state_dict(state)
+        elif trainer.global_step:
+            warn_of_missing_state(self._plan, trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -172,7 +175,9 @@ class FDRCallback(Callback):
             decision = one.advance(epoch_ended=epoch_ended)
             if decision is not None and decision.lowered:
                 lowered = True
-                rank_zero_info(f"equilibrate: {_describe(decision)}")
+                lrs = ", ".join(f"{lr:g}" for lr in decision.lrs)
+                step = decision.reading.step
+                rank_zero_info(f"equilibrate: lr is {lrs} from step {step} on: {decision.reason}")
         if trainer.global_step > self._logged and (
             lowered or epoch_ended or _crossed(trainer, self._logged)
         ):
@@ -190,8 +195,3 @@ def _crossed(trainer: Trainer, since: int) -> bool:
     """Return whether a step at which the trainer logs has been reached since another one."""
     interval = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
     return trainer.global_step // interval > since // interval
-
-
-def _describe(decision: Decision) -> str:
-    lrs = ", ".join(f"{lr:g}" for lr in decision.lrs)
-    return f"lr lowered to {lrs} at step {decision.reading.step}: {decision.reason}"

@@ -58,7 +58,7 @@ class FDRSchedulersContainer(titan.LRSchedulersContainer):
         super().step()
         decision = self._attached.advance(epoch_ended=False)
         if decision is not None and decision.lowered:
-            logger.info(f"lr lowered to {decision.lr:g}: {decision.reason}")
+            logger.info(f"lr is {decision.lr:g} from here on: {decision.reason}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of both, which does not depend on the sharding."""

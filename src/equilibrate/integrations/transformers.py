@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch import Tensor, nn
@@ -11,7 +11,13 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from equilibrate.forecast import Forecaster
-from equilibrate.integrations._attached import Attached, Plan, Settings, warn_of_statistics
+from equilibrate.integrations._attached import (
+    Attached,
+    Plan,
+    Settings,
+    warn_of_missing_state,
+    warn_of_statistics,
+)
 from equilibrate.monitor import Monitor
 from equilibrate.scheduler import FDRScheduler
 
@@ -46,8 +52,9 @@ class FDRCallback(TrainerCallback):
         start: Optimizer steps before the first window; the length of the trainer's warm-up if None.
         layers: Whether to log the readings of each parameter, too.
         horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
-        evaluate_averaged: Whether the model has averaged parameters in `trainer.evaluate` during
-            training; see `Forecaster.averaged`. Checkpoints hold its own.
+        evaluate_averaged: Whether the model has averaged parameters in the evaluations that the
+            trainer makes during training, until a cooldown begins; see `Forecaster.averaged`.
+            Checkpoints hold its own.
         **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
             `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
             given what `trainer.training_step` returns.
@@ -85,6 +92,8 @@ class FDRCallback(TrainerCallback):
         self._created_by_trainer = trainer.lr_scheduler is None
         self._attached: Attached | None = None
         self._logged = 0
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
+        """Our methods of the trainer, and what was there before, which is in its attributes."""
 
     @property
     def monitor(self) -> Monitor | None:
@@ -132,21 +141,18 @@ class FDRCallback(TrainerCallback):
             named_parameters=model.named_parameters(),
             others=[lr_scheduler],
         )
+        self._logged = state.global_step
         self._leave()  # what a run that has crashed left there
         warn_of_statistics(self._plan, model)
         if self._attached.needs_loss:
-            self._trainer.training_step = self._noting(self._trainer.training_step)
-        if self._plan.evaluate_averaged:
-            self._trainer.evaluate = self._averaging(self._trainer.evaluate, model)
+            self._wrap("training_step", self._noting)
+        if self._plan.evaluate_averaged:  # not `evaluate`, which users call themselves
+            self._wrap("_evaluate", partial(self._averaging, model))
         saved = vars(lr_scheduler).pop(_KEY, None)
         if saved is not None and saved["global_step"] == state.global_step:
             self._attached.load_state_dict(saved)
         elif state.global_step:
-            warnings.warn(
-                f"the checkpoint of step {state.global_step} holds no state of equilibrate: the "
-                "averaging window begins here",
-                stacklevel=2,
-            )
+            warn_of_missing_state(self._plan, state.global_step)
 
     def on_step_end(
         self,
@@ -195,28 +201,48 @@ class FDRCallback(TrainerCallback):
 
         def noting(*args: Any, **kwargs: Any) -> Tensor:
             loss = training_step(*args, **kwargs)
-            if self._attached is not None:
+            if self._attached is not None and self._is_used("training_step", noting):
                 self._attached.add_loss(loss)  # divided by the number of micro-batches
             return loss
 
         return noting
 
     def _averaging(
-        self, evaluate: Callable[..., dict[str, float]], model: nn.Module
+        self, model: nn.Module, evaluate: Callable[..., dict[str, float]]
     ) -> Callable[..., dict[str, float]]:
         """Return an evaluation with averaged parameters."""
 
         def averaging(*args: Any, **kwargs: Any) -> dict[str, float]:
-            assert self._attached is not None  # the trainer is being trained
+            if self._attached is None or not self._is_used("_evaluate", averaging):
+                return evaluate(*args, **kwargs)
             with self._attached.averaged(model):
                 return evaluate(*args, **kwargs)
 
         return averaging
 
+    def _wrap(self, name: str, wrapped: Callable[[Any], Any]) -> None:
+        """Replace a method of the trainer until the training ends."""
+        method = getattr(self._trainer, name)
+        self._wrapped[name] = (wrapped(method), vars(self._trainer).get(name))
+        setattr(self._trainer, name, self._wrapped[name][0])
+
+    def _is_used(self, name: str, ours: Callable[..., Any]) -> bool:
+        """Return whether it is the one that was put there last.
+
+        An earlier one can be left in the wrapper of another callback.
+        """
+        return name in self._wrapped and self._wrapped[name][0] is ours
+
     def _leave(self) -> None:
-        """Give the trainer its own methods back."""
-        for name in ("training_step", "evaluate"):
-            vars(self._trainer).pop(name, None)
+        """Give the trainer its own methods back, unless somebody else has replaced ours since."""
+        for name, (ours, before) in self._wrapped.items():
+            if vars(self._trainer).get(name) is not ours:
+                continue
+            if before is None:
+                delattr(self._trainer, name)
+            else:
+                setattr(self._trainer, name, before)
+        self._wrapped.clear()
 
     def _advance(self, state: TrainerState, control: TrainerControl, *, epoch_ended: bool) -> None:
         if self._attached is None:
@@ -225,7 +251,9 @@ class FDRCallback(TrainerCallback):
         lowered = False
         if decision is not None and decision.lowered:
             lowered = True
-            logger.info(f"lr lowered at step {state.global_step}: {decision.reason}")
+            logger.info(
+                f"lr is {decision.lr:g} from step {state.global_step} on: {decision.reason}"
+            )
         if state.global_step > self._logged and (lowered or control.should_log):
             self._logged = state.global_step
             should_log = control.should_log

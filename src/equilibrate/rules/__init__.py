@@ -5,26 +5,9 @@ whether the parameters have forgotten where they started. `Gain` compares what l
 rate would gain with what staying gains.
 """
 
-from equilibrate.rules.base import (
-    Rule,
-    Verdict,
-    check_factor,
-    check_steps,
-    needs_of,
-    told_the_length,
-)
+from equilibrate.rules.base import Rule, Verdict, check_factor, needs_of
 from equilibrate.rules.gain import Gain
 from equilibrate.rules.stationary import Stationary
 from equilibrate.rules.threshold import Threshold
 
-__all__ = [
-    "Gain",
-    "Rule",
-    "Stationary",
-    "Threshold",
-    "Verdict",
-    "check_factor",
-    "check_steps",
-    "needs_of",
-    "told_the_length",
-]
+__all__ = ["Gain", "Rule", "Stationary", "Threshold", "Verdict", "check_factor", "needs_of"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, cast, runtime_checkable
 
 from equilibrate.readings import Reading
 
@@ -103,6 +103,19 @@ def check_steps(name: str, steps: Any) -> int:
     return number
 
 
+def settings_of(rule: Rule) -> dict[str, Any]:
+    """Return the settings of a rule, with which it can be created again.
+
+    Args:
+        rule: A rule.
+
+    Returns:
+        Its fields, and the name of its class as "name".
+    """
+    names = [field.name for field in fields(rule) if field.init] if is_dataclass(rule) else []
+    return {"name": type(rule).__name__, **{name: getattr(rule, name) for name in names}}
+
+
 def told_the_length(rule: Rule, steps: int) -> Rule:
     """Return a rule that knows the number of steps of the training, if it can use it.
 
@@ -111,14 +124,17 @@ def told_the_length(rule: Rule, steps: int) -> Rule:
         steps: Number of optimizer steps.
 
     Returns:
-        A rule whose field `total_steps` is set; the rule itself if it has none.
+        A rule whose field `total_steps` is set; the rule itself if it has no such field.
 
     Raises:
         ValueError: If it was given another number.
     """
-    known = getattr(rule, "total_steps", steps)
-    if known is None and is_dataclass(rule):
-        return replace(rule, total_steps=steps)  # pyright: ignore[reportCallIssue]
+    settings = settings_of(rule)
+    if "total_steps" not in settings:
+        return rule
+    known = settings["total_steps"]
+    if known is None:
+        return replace(cast("Any", rule), total_steps=steps)
     if known != steps:
         raise ValueError(
             f"{type(rule).__name__} has total_steps={known}, but cooldown_end={steps}: both are "

@@ -100,8 +100,7 @@ class Sampler:
         Raises:
             ValueError: If there is none yet.
         """
-        self._update_layout()
-        if self._given is None and not self._taken:
+        if not self.has_means():
             raise ValueError("no step has been sampled: train before you average")
         outer = self._exchanged
         params = all_parameters(self._optimizer)
@@ -116,9 +115,14 @@ class Sampler:
             finally:
                 self._exchanged = outer
 
+    def has_means(self) -> bool:
+        """Return whether there is a mean of each parameter."""
+        self._keep_up()
+        return self._given is not None or self._taken > 0
+
     def samples(self) -> tuple[list[int], Tensor]:
         """Return at which steps samples were taken, and their totals, on the host, in order."""
-        self._update_layout()
+        self._keep_up()
         kept = min(self._taken, len(self._steps))
         total: Tensor | None = None
         for part in self._layout.total([tracker.samples[:kept] for tracker in self._trackers]):
@@ -167,7 +171,7 @@ class Sampler:
         self._steps[: len(taken)] = array("q", taken)
         # All of them in one place: only their total is ever used.
         first = self._trackers[0].samples
-        samples = torch.tensor(state["samples"], dtype=first.dtype).view(len(taken), -1)
+        samples = torch.tensor(state["samples"], dtype=first.dtype).view(-1, first.shape[1])
         first[: len(taken)] = samples.to(first.device) / self._layout.processes
 
     # Hooks ------------------------------------------------------------------------------------
@@ -197,7 +201,8 @@ class Sampler:
         if not self._measured:
             return
         with _NO_GRAD:
-            self._update_layout()
+            if not self._places.are_kept():
+                self._lay_out()
             self._rates.note(self._optimizer, self.step)
             self._pending = self._deferred
             if self._deferred:
@@ -255,8 +260,9 @@ class Sampler:
         self._places = Places(self._optimizer, found)
         self._on_gpu = any(tracker.device.type == "cuda" for tracker in self._trackers)
 
-    def _update_layout(self) -> None:
-        if not self._places.are_kept():
+    def _keep_up(self) -> None:
+        # Parameters that were only moved, as some trainers do at the end, can still be averaged.
+        if not self._places.are_held():
             self._lay_out()
 
     def _means(self) -> list[list[Tensor]]:

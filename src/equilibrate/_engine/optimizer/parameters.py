@@ -68,11 +68,11 @@ class Places:
         self._params = all_parameters(optimizer)
         self._firsts = [(params[0], local(params[0]).device) for _, params in found]
 
+    def are_held(self) -> bool:
+        """Return whether the optimizer still holds the same parameters, wherever they are."""
+        now = all_parameters(self._optimizer)
+        return len(now) == len(self._params) and all(map(is_, now, self._params))
+
     def are_kept(self) -> bool:
         """Return whether parameters were neither exchanged nor moved to another device."""
-        now = all_parameters(self._optimizer)
-        return (
-            len(now) == len(self._params)
-            and all(map(is_, now, self._params))
-            and all(local(p).device == device for p, device in self._firsts)
-        )
+        return self.are_held() and all(local(p).device == device for p, device in self._firsts)

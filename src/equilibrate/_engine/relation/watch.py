@@ -225,8 +225,12 @@ class Watch:
         self._on_gpu = any(probe.device.type == "cuda" for probe in self.probes)
 
     def update_layout(self) -> None:
-        """Create the probes again if parameters were added, exchanged or moved to a device."""
-        if self._current_sizes() != self._sizes or not self._places.are_kept():
+        """Create the probes again if parameters were added or exchanged.
+
+        Parameters that were only moved to another device, as some trainers do at the end of a
+        training, change nothing until the next step: what was measured can still be read.
+        """
+        if self._current_sizes() != self._sizes or not self._places.are_held():
             self.lay_out()
 
     def _current_sizes(self) -> list[int]:
