@@ -68,4 +68,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     dist.init_process_group("gloo")
     train(args.epochs, args.folder, args.resume)
+    dist.barrier()  # no process leaves while another one still saves
     dist.destroy_process_group()
