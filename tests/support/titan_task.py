@@ -111,6 +111,7 @@ def main(mode: str, folder: str) -> None:
     rank = torch.distributed.get_rank()
     torch.save((weights, lrs, decisions), Path(folder, f"{mode}-{rank}.pt"))
     trainer.close()
+    torch.distributed.barrier()  # no process leaves while another one still saves
     torch.distributed.destroy_process_group()
 
 
