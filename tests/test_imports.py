@@ -31,6 +31,7 @@ LAYERS = [
     "rules",
     "layers",
     "decisions",
+    "_watchers",
     "scheduler",
     "observation",
     "deterministic",

@@ -270,30 +270,3 @@ class Forecaster:
         saved = state.pop("state_dict")
         self.__init__(state.pop("optimizer"), **state)
         self.load_state_dict(saved)
-
-
-def forecaster_of(optimizer: Optimizer, given: Forecaster | None, every: int | None) -> Forecaster:
-    """Return the forecaster of an optimizer, a new one if none is given.
-
-    Args:
-        optimizer: The optimizer that it must watch.
-        given: The forecaster to check, if there is one.
-        every: For a new one; the default if None.
-
-    Returns:
-        The forecaster.
-
-    Raises:
-        TypeError: If the one given is not a forecaster.
-        ValueError: If it watches another optimizer.
-    """
-    if given is None:
-        return Forecaster(optimizer) if every is None else Forecaster(optimizer, every=every)
-    if not isinstance(given, Forecaster):
-        raise TypeError(
-            f"forecaster must be an eq.Forecaster, got {type(given).__name__}: pass "
-            "eq.Forecaster(optimizer)"
-        )
-    if given.optimizer is not optimizer:
-        raise ValueError("forecaster watches another optimizer: pass eq.Forecaster(optimizer)")
-    return given

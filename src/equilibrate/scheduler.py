@@ -16,12 +16,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from equilibrate._engine.cooldown.line import Line
 from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
+from equilibrate._watchers import forecaster_for, monitor_for
 from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of
-from equilibrate.rules.base import check_steps, settings_of, told_the_length
+from equilibrate.rules.base import check_steps, settings_of, with_total_steps
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
@@ -100,41 +101,18 @@ class FDRScheduler(LRScheduler):
                 f"rule must have a method judge(reading), got {type(rule).__name__}: pass one of "
                 "equilibrate.rules"
             )
-        needs = needs_of(rule)
         if min_steps < 1:
             raise ValueError(f"min_steps must be at least 1, got {min_steps}")
-        if not isinstance(monitor, Monitor | None):
-            raise TypeError(
-                f"monitor must be an eq.Monitor, got {type(monitor).__name__}: pass "
-                "eq.Monitor(optimizer)"
-            )
-        if monitor is not None and monitor.optimizer is not optimizer:
-            raise ValueError("monitor watches another optimizer: pass eq.Monitor(optimizer)")
-        if monitor is not None and every is not None:
-            raise ValueError(
-                "every and monitor exclude each other: pass eq.Monitor(optimizer, every=…)"
-            )
-        if monitor is not None and scale_invariant is not None:
-            raise ValueError(
-                "scale_invariant and monitor exclude each other: pass "
-                "eq.Monitor(optimizer, scale_invariant=…)"
-            )
-        if monitor is None:
-            given = {"every": every, "scale_invariant": scale_invariant, "trace": "trace" in needs}
-            monitor = Monitor(optimizer, **{k: v for k, v in given.items() if v is not None})
-        elif "trace" in needs and not monitor.traces:
-            raise ValueError(
-                f"{type(rule).__name__} needs a trace, which the monitor does not record: pass "
-                "eq.Monitor(optimizer, trace=True)"
-            )
-        self.monitor = monitor
+        self.monitor = monitor_for(
+            rule, optimizer, monitor, every=every, scale_invariant=scale_invariant
+        )
         self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
-        self.forecaster = _forecaster(forecaster, optimizer, needs, every)
-        self._losses = LossRecord() if "losses" in needs else None
+        self.forecaster = forecaster_for(rule, optimizer, forecaster, every=every)
+        self._losses = LossRecord() if "losses" in needs_of(rule) else None
         self._line = None
         if cooldown_end is not None:
             self._line = Line(check_steps("cooldown_end", cooldown_end))
-            self.rule = told_the_length(self.rule, self._line.end)
+            self.rule = with_total_steps(self.rule, self._line.end)
         self.factor = factor
         self.min_steps = min_steps
         self.min_lr = min_lr
@@ -145,7 +123,7 @@ class FDRScheduler(LRScheduler):
         """Whether to read the layers before a lowering restarts the window."""
         self.kept_layers: dict[str, Layer] = {}
         """The layers at the last lowering, if `keep_layers` is set."""
-        self._seen = self._decided = self._marked = monitor.step
+        self._seen = self._decided = self._marked = self.monitor.step
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
 
@@ -288,7 +266,7 @@ class FDRScheduler(LRScheduler):
         else:
             self._line = self._line or Line(line["end"])
             self._line.load_state_dict(line)
-            self.rule = told_the_length(self.rule, self._line.end)
+            self.rule = with_total_steps(self.rule, self._line.end)
         decision = dict(state_dict["decision"])
         reading = Reading(**decision.pop("reading"))
         self.last_decision = Decision(reading=reading, lrs=tuple(decision.pop("lrs")), **decision)
@@ -377,23 +355,6 @@ class FDRScheduler(LRScheduler):
 
 _WITHOUT: dict[str, Any] = {"trace": None, "forecasts": None, "losses": None}
 """Attachments of a reading, which are not saved."""
-
-
-def _forecaster(
-    given: Forecaster | None, optimizer: Optimizer, needs: frozenset[str], every: int | None
-) -> Forecaster | None:
-    """Return the forecaster that a rule needs, or None if it needs none.
-
-    Raises:
-        ValueError: If one is given that is of no use.
-    """
-    if "forecasts" not in needs:
-        if given is not None:
-            raise ValueError("forecaster is of no use: the rule needs no forecasts; leave it out")
-        return None
-    from equilibrate.forecast import forecaster_of  # not loaded where it is not needed
-
-    return forecaster_of(optimizer, given, every)
 
 
 def _per_group(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:

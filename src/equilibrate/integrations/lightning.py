@@ -155,7 +155,7 @@ class FDRCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the model averaged parameters, if asked for, while it is trained."""
-        if trainer.training or (trainer.validating and trainer.state.fn == "fit"):
+        if trainer.validating and trainer.state.fn == "fit":  # and it is not the sanity check
             for one in self._attached:
                 self._validation.enter_context(one.averaged(pl_module))
 

@@ -116,7 +116,7 @@ def settings_of(rule: Rule) -> dict[str, Any]:
     return {"name": type(rule).__name__, **{name: getattr(rule, name) for name in names}}
 
 
-def told_the_length(rule: Rule, steps: int) -> Rule:
+def with_total_steps(rule: Rule, steps: int) -> Rule:
     """Return a rule that knows the number of steps of the training, if it can use it.
 
     Args:

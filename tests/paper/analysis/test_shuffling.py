@@ -140,7 +140,7 @@ def test_runs_are_compared_at_each_learning_rate(tmp_path):
     # 0.01 times the deviation of −1.5, −0.5, 0.5, 1.5, four times each, in both runs.
     relative = 0.01 * math.sqrt(20 / 15) / 4 * math.sqrt(2)
     assert found[0.003].stderr == pytest.approx(expected[0] * relative)
-    fit = shuffling.compared(*both)
+    fit = shuffling.fit_runs(*both)
     assert fit is not None
     assert (fit.curvature, fit.batches) == (pytest.approx(6.0, rel=1e-4), 600)
 
@@ -153,9 +153,9 @@ def test_learning_rates_that_are_not_finished_are_left_out(tmp_path):
 def test_momentum_and_empty_records_have_no_fit(tmp_path):
     shuffled, independent = recorded(tmp_path)
     fast = replace(shuffled, run=replace(shuffled.run, momentum=0.9))
-    assert shuffling.compared(fast, independent) is None
+    assert shuffling.fit_runs(fast, independent) is None
     empty = replace(shuffled, rows=(), epoch=np.array([]))
-    assert shuffling.compared(empty, independent) is None
+    assert shuffling.fit_runs(empty, independent) is None
 
 
 def test_change_from_the_largest_to_the_smallest_learning_rate(tmp_path):

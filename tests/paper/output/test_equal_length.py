@@ -84,7 +84,7 @@ def test_the_curvature_is_shown_below_the_comparison(tmp_path):
         "One curvature fitted to the ratios of O_FB, MLP on MNIST",
     ]
     table = equal_length.curvature(recorded, "mlp")
-    fit = shuffling.compared(*(recorded[name] for name in MLP))
+    fit = shuffling.fit_runs(*(recorded[name] for name in MLP))
     assert table is not None
     assert fit is not None
     (row,) = table.rows
@@ -93,7 +93,7 @@ def test_the_curvature_is_shown_below_the_comparison(tmp_path):
 
 def test_an_interval_without_an_upper_end_is_shown_as_such(tmp_path, monkeypatch):
     fit = shuffling.CurvatureFit(6.0, 2.0, float("inf"), 1.0, 4, 600)
-    monkeypatch.setattr(shuffling, "compared", lambda *_: fit)
+    monkeypatch.setattr(shuffling, "fit_runs", lambda *_: fit)
     table = equal_length.curvature(made(tmp_path, *MLP), "mlp")
     assert table is not None
     assert table.rows[0][1] == "2.00 to ∞"

@@ -75,7 +75,7 @@ def test_pages_quote_the_second_measurement_of_linearity(published):
 
 def test_the_results_quote_changes_and_curvature(recorded):
     both = recorded["mlp-reshuffled"], recorded["mlp-independent"]
-    fit = shuffling.compared(*both)
+    fit = shuffling.fit_runs(*both)
     assert fit is not None
     quotes = [
         f"h = {fit.curvature:.1f} ({fit.low:.1f} to {fit.high:.1f})",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-LEAST = 0.1
-"""Share of the steps over which learning rates fall at least, whatever a rule says."""
+SHORTEST = 0.1
+"""Share of the steps that a cooldown has at least, whatever a rule says."""
 
 
 class Line:
@@ -28,7 +28,7 @@ class Line:
 
     def is_due(self, step: int) -> bool:
         """Return whether it has to begin at a step, even if no rule says so."""
-        return self.end - max(1, LEAST * self.end) <= step < self.end
+        return self.end - max(1, SHORTEST * self.end) <= step < self.end
 
     def begin(self, step: int, lrs: Sequence[float]) -> None:
         """Begin the cooldown at a step before its end, with the learning rates of the groups."""

@@ -117,12 +117,12 @@ class Sampler:
 
     def has_means(self) -> bool:
         """Return whether there is a mean of each parameter."""
-        self._keep_up()
+        self._follow_parameters()
         return self._given is not None or self._taken > 0
 
     def samples(self) -> tuple[list[int], Tensor]:
         """Return at which steps samples were taken, and their totals, on the host, in order."""
-        self._keep_up()
+        self._follow_parameters()
         kept = min(self._taken, len(self._steps))
         total: Tensor | None = None
         for part in self._layout.total([tracker.samples[:kept] for tracker in self._trackers]):
@@ -201,7 +201,7 @@ class Sampler:
         if not self._measured:
             return
         with _NO_GRAD:
-            if not self._places.are_kept():
+            if not self._places.are_unchanged():
                 self._lay_out()
             self._rates.note(self._optimizer, self.step)
             self._pending = self._deferred
@@ -260,9 +260,9 @@ class Sampler:
         self._places = Places(self._optimizer, found)
         self._on_gpu = any(tracker.device.type == "cuda" for tracker in self._trackers)
 
-    def _keep_up(self) -> None:
+    def _follow_parameters(self) -> None:
         # Parameters that were only moved, as some trainers do at the end, can still be averaged.
-        if not self._places.are_held():
+        if not self._places.have_same_parameters():
             self._lay_out()
 
     def _means(self) -> list[list[Tensor]]:

@@ -68,11 +68,13 @@ class Places:
         self._params = all_parameters(optimizer)
         self._firsts = [(params[0], local(params[0]).device) for _, params in found]
 
-    def are_held(self) -> bool:
+    def have_same_parameters(self) -> bool:
         """Return whether the optimizer still holds the same parameters, wherever they are."""
         now = all_parameters(self._optimizer)
         return len(now) == len(self._params) and all(map(is_, now, self._params))
 
-    def are_kept(self) -> bool:
+    def are_unchanged(self) -> bool:
         """Return whether parameters were neither exchanged nor moved to another device."""
-        return self.are_held() and all(local(p).device == device for p, device in self._firsts)
+        return self.have_same_parameters() and all(
+            local(p).device == device for p, device in self._firsts
+        )

@@ -168,7 +168,7 @@ class Watch:
         self._idle = is_idle(self.optimizer)
         if self._idle:
             return
-        if self._measured and not self._places.are_kept():
+        if self._measured and not self._places.are_unchanged():
             self.lay_out()  # the window begins at this step, which is measured anyway
         if self._measured:
             self.alignments.before(self.since_reset + 1, self.every)
@@ -230,7 +230,7 @@ class Watch:
         Parameters that were only moved to another device, as some trainers do at the end of a
         training, change nothing until the next step: what was measured can still be read.
         """
-        if self._current_sizes() != self._sizes or not self._places.are_held():
+        if self._current_sizes() != self._sizes or not self._places.have_same_parameters():
             self.lay_out()
 
     def _current_sizes(self) -> list[int]:

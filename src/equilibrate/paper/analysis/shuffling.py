@@ -66,7 +66,7 @@ def ratios(shuffled: Result, independent: Result) -> dict[float, Estimate]:
     return {lr: first[lr].over(second[lr]) for lr in first if lr in second}
 
 
-def compared(shuffled: Result, independent: Result) -> CurvatureFit | None:
+def fit_runs(shuffled: Result, independent: Result) -> CurvatureFit | None:
     """Fit one curvature to the ratios of O_FB of two runs.
 
     Args:

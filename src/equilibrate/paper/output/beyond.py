@@ -136,7 +136,7 @@ def comparison(results: Sequence[Result]) -> Figure:
     percent = {lr: each.shifted(-1).scaled(100) for lr, each in common.items()}
     _points(ratio, percent, mfc="#222222")
     ratio.axhline(0, color="0.6", lw=0.6, zorder=0)
-    fit = shuffling.compared(*results)
+    fit = shuffling.fit_runs(*results)
     if fit is not None:
         lrs = np.geomspace(min(common) / 1.08, max(common) * 1.08, 200)
         label = f"one curvature, $h$ = {fit.curvature:.1f}"

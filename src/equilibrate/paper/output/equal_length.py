@@ -61,7 +61,7 @@ def curvature(results: Results, task: str) -> Table | None:
         The table, or None if a run is missing or there is no fit.
     """
     both = _both(results, task)
-    fit = None if both is None else shuffling.compared(*both)
+    fit = None if both is None else shuffling.fit_runs(*both)
     if both is None or fit is None:
         return None
     high = "∞" if math.isinf(fit.high) else f"{fit.high:.2f}"

@@ -1,0 +1,101 @@
+"""The monitor and the forecaster of a scheduler: the ones given, checked, or new ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from equilibrate.monitor import Monitor
+from equilibrate.rules.base import needs_of
+
+if TYPE_CHECKING:
+    from equilibrate.forecast import Forecaster
+
+
+def monitor_for(
+    rule: Any,
+    optimizer: Optimizer,
+    given: Monitor | None,
+    *,
+    every: int | None,
+    scale_invariant: bool | None,
+) -> Monitor:
+    """Return a monitor that records what a rule needs.
+
+    Args:
+        rule: The rule, or None.
+        optimizer: The optimizer that it must watch.
+        given: The monitor to check, if there is one.
+        every: For a new one; the default if None.
+        scale_invariant: For a new one; the default if None.
+
+    Returns:
+        The monitor.
+
+    Raises:
+        TypeError: If the one given is not a monitor.
+        ValueError: If it watches another optimizer or does not record what the rule needs, or if
+            arguments exclude each other.
+    """
+    needs = needs_of(rule)
+    if given is None:
+        settings = {"every": every, "scale_invariant": scale_invariant, "trace": "trace" in needs}
+        return Monitor(optimizer, **{k: v for k, v in settings.items() if v is not None})
+    if not isinstance(given, Monitor):
+        raise TypeError(
+            f"monitor must be an eq.Monitor, got {type(given).__name__}: pass eq.Monitor(optimizer)"
+        )
+    if given.optimizer is not optimizer:
+        raise ValueError("monitor watches another optimizer: pass eq.Monitor(optimizer)")
+    if every is not None:
+        raise ValueError(
+            "every and monitor exclude each other: pass eq.Monitor(optimizer, every=…)"
+        )
+    if scale_invariant is not None:
+        raise ValueError(
+            "scale_invariant and monitor exclude each other: pass "
+            "eq.Monitor(optimizer, scale_invariant=…)"
+        )
+    if "trace" in needs and not given.traces:
+        raise ValueError(
+            f"{type(rule).__name__} needs a trace, which the monitor does not record: pass "
+            "eq.Monitor(optimizer, trace=True)"
+        )
+    return given
+
+
+def forecaster_for(
+    rule: Any, optimizer: Optimizer, given: Forecaster | None, *, every: int | None
+) -> Forecaster | None:
+    """Return the forecaster that a rule needs.
+
+    Args:
+        rule: The rule, or None.
+        optimizer: The optimizer that it must watch.
+        given: The forecaster to check, if there is one.
+        every: For a new one; the default if None.
+
+    Returns:
+        The forecaster, or None if the rule needs none.
+
+    Raises:
+        TypeError: If the one given is not a forecaster.
+        ValueError: If it is of no use, or watches another optimizer.
+    """
+    if "forecasts" not in needs_of(rule):
+        if given is not None:
+            raise ValueError("forecaster is of no use: the rule needs no forecasts; leave it out")
+        return None
+    from equilibrate.forecast import Forecaster  # not loaded where it is not needed
+
+    if given is None:
+        return Forecaster(optimizer) if every is None else Forecaster(optimizer, every=every)
+    if not isinstance(given, Forecaster):
+        raise TypeError(
+            f"forecaster must be an eq.Forecaster, got {type(given).__name__}: pass "
+            "eq.Forecaster(optimizer)"
+        )
+    if given.optimizer is not optimizer:
+        raise ValueError("forecaster watches another optimizer: pass eq.Forecaster(optimizer)")
+    return given
