@@ -45,4 +45,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     dist.init_process_group("gloo")
     train(args.epochs)
+    dist.barrier()  # no process leaves before the others are done
     dist.destroy_process_group()

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from equilibrate.integrations.transformers import FDRCallback
+from support.leaving import leave
 
 
 class Noise(Dataset):
@@ -110,3 +111,4 @@ def main(mode: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave()

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from equilibrate.integrations.lightning import FDRCallback
+from support.leaving import leave
 
 
 class Noise(Dataset):
@@ -136,3 +137,4 @@ def main(mode: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave()

@@ -13,6 +13,8 @@ import torch
 import torch._utils
 from torch.distributed.fsdp import FSDPModule
 
+from support.leaving import leave
+
 # torchtitan asks for an accelerator. These are the functions of torch.cuda that it calls.
 CPU = SimpleNamespace(
     set_device=lambda device: None,
@@ -111,9 +113,8 @@ def main(mode: str, folder: str) -> None:
     rank = torch.distributed.get_rank()
     torch.save((weights, lrs, decisions), Path(folder, f"{mode}-{rank}.pt"))
     trainer.close()
-    torch.distributed.barrier()  # no process leaves while another one still saves
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    leave()
