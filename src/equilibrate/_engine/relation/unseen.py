@@ -22,14 +22,17 @@ class UnseenChanges:
     def remember(self) -> None:
         """Take the parameters as they are now as seen."""
         self._steps = self._watch.clock.steps
+        self._devices = [p.device for probe in self._watch.probes for p in probe.params]
         self.norm = self._watch.norm()
         """|θ|² of this process's parameters at the last check; nan if they had no storage."""
 
     def warn(self) -> None:
         """Warn if parameters have changed although no step was seen, or between two steps."""
-        steps, norm = self._steps, self.norm
+        steps, devices, norm = self._steps, self._devices, self.norm
         self.remember()
-        idle = self._watch.is_attached and steps == self._steps
+        # Another device adds the squares up in another order: its norm is not comparable.
+        stayed = devices == self._devices
+        idle = self._watch.is_attached and steps == self._steps and stayed
         if idle and math.isfinite(norm) and self.norm != norm:
             warnings.warn(
                 "the parameters have changed since the last reading, but no optimizer step was "
