@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LinearLR
-from training_study import data, runs
+from training_study import checks, data, runs
 from training_study.arms import ARMS, Context
 from training_study.study import Study, open_study
 from training_study.tasks import TASKS, Loop, Network
@@ -108,10 +108,8 @@ def main() -> None:
     if study is None:
         parser.error(f"{OUT} holds no study")
     for kind in options.kinds:
-        path = options.out / f"{options.task}-{kind}-{options.lr:g}.jsonl"
-        found = (
-            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        )
+        path = checks.path_of(options.out, options.task, kind, options.lr, runs.prepare())
+        found = checks.lines_of(path)
         for seed in study.seeds[len(found) :]:
             budget = study.budgets[options.task]
             found.append(run(kind, options.task, options.lr, seed, budget, options.data))

@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from training_study import statistics
+from training_study import checks, statistics, words
 from training_study.arms import ARMS
 from training_study.records import Record, read
 from training_study.statistics import Difference, mean, paired
@@ -49,6 +49,7 @@ class Results:
             if record.stage == "final"
             and record.setting == chosen.get((record.task, _tuned(record.arm)), record.setting)
         ]
+        self.checks = checks.read(out / "checks")
         path = out / "overhead.json"
         self.overhead: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
@@ -98,7 +99,7 @@ class Results:
 def known(results: Results, task: str) -> Table:
     """Return the metric after one budget: what the arms that know the budget were made for."""
     head = [
-        "arm", "setting", _metric(task), "gain over cosine", "mean over the run",
+        "arm", "setting", words.metric(task), "gain over cosine", "mean over the run",
         "steps to 99 % of the best",
     ]  # fmt: skip
     goal = statistics.goal(results.best(task), lower_is_better=TASKS[task].is_text)
@@ -111,11 +112,11 @@ def known(results: Results, task: str) -> Table:
         difference = results.difference(task, arm, 1.0) if arm != REFERENCE else None
         rows.append([
             ARMS[arm].title,
-            setting(runs[0].setting, " (end of the grid)" * at_the_end(results, runs[0])),
-            _mean(task, list(values.values())),
-            _difference(task, difference),
-            _mean(task, [statistics.area(r.steps, r.metrics, r.budget) for r in runs]),
-            _steps([
+            words.setting(runs[0].setting, " (end of the grid)" * at_the_end(results, runs[0])),
+            words.mean(task, list(values.values())),
+            words.difference(task, difference),
+            words.mean(task, [statistics.area(r.steps, r.metrics, r.budget) for r in runs]),
+            words.steps([
                 statistics.first_reaching(
                     r.steps, r.metrics, goal, lower_is_better=TASKS[task].is_text
                 )
@@ -133,7 +134,7 @@ def at_the_end(results: Results, run: Record) -> bool:
 
 def costs(results: Results, task: str) -> Table:
     """Return what a step of each arm takes, and what is left of its metric for equal time."""
-    head = ["arm", "a step, relative to a bare one", f"{_metric(task)}, time charged"]
+    head = ["arm", "a step, relative to a bare one", f"{words.metric(task)}, time charged"]
     rows = []
     for arm in results.arms(task):
         row = results.overhead.get(task, {}).get(ARMS[arm].cost)
@@ -143,25 +144,25 @@ def costs(results: Results, task: str) -> Table:
         runs = results.runs(task, arm)
         charged = [statistics.interpolated(run, run.budget / row["ratio"]) for run in runs]
         ratio = f"{row['ratio']:.3f} ({low:.3f} to {high:.3f})"
-        rows.append([ARMS[arm].title, ratio, _number(task, mean(charged).value)])
+        rows.append([ARMS[arm].title, ratio, words.number(task, mean(charged).value)])
     return head, rows
 
 
 def unknown(results: Results, task: str) -> Table:
     """Return the metric when the training ends sooner or later than planned."""
     head = ["arm"]
-    for words in ("half the budget", "twice the budget"):
-        head += [words, "gain over cosine for budget 1", "gain over cosine for this one"]
+    for length in ("half the budget", "twice the budget"):
+        head += [length, "gain over cosine for budget 1", "gain over cosine for this one"]
     rows = []
     for arm in results.arms(task):
         row = [ARMS[arm].title]
         for budgets in (0.5, 2.0):
             values = results.at(task, arm, budgets)
-            row.append(_mean(task, list(values.values())) if values else "–")
+            row.append(words.mean(task, list(values.values())) if values else "–")
             for reference in (REFERENCE, BUDGETS[budgets]):
                 same = arm == reference or not values
                 difference = None if same else results.difference(task, arm, budgets, reference)
-                row.append(_difference(task, difference))
+                row.append(words.difference(task, difference))
         rows.append(row)
     return head, rows
 
@@ -192,7 +193,7 @@ def equilibrium(results: Results) -> Table:
     head = ["after one budget", *(ARMS[arm].title for arm in EQUILIBRIUM)]
     rows = [
         [TASKS[task].title]
-        + [_difference(task, results.difference(task, arm, 1.0)) for arm in EQUILIBRIUM]
+        + [words.difference(task, results.difference(task, arm, 1.0)) for arm in EQUILIBRIUM]
         for task in results.tasks
     ]
     return head, rows
@@ -214,13 +215,13 @@ def without_length(results: Results) -> Table:
     }
     bold = _significant(found)
 
-    def words(place: Place) -> str:
-        text = _difference(place[0], found.get(place), verdict=False)
+    def cell(place: Place) -> str:
+        text = words.difference(place[0], found.get(place), verdict=False)
         return f"**{text}**" if place in bold else text
 
     rows = [
         [ARMS[arm].title]
-        + [" / ".join(words((task, arm, b)) for b in BUDGETS) for task in results.tasks]
+        + [" / ".join(cell((task, arm, b)) for b in BUDGETS) for task in results.tasks]
         for arm in arms
     ]
     return head, rows
@@ -231,9 +232,37 @@ def pairs(results: Results) -> Table:
     head = ["after one budget", *(TASKS[task].title for task in results.tasks)]
     rows = [
         [f"{ARMS[arm].title}; against {ARMS[other].title}"]
-        + [_difference(task, results.difference(task, arm, 1.0, other)) for task in results.tasks]
+        + [
+            words.difference(task, results.difference(task, arm, 1.0, other))
+            for task in results.tasks
+        ]
         for arm, other in PAIRS
     ]
+    return head, rows
+
+
+def recipe(results: Results) -> Table:
+    """Return how the recommended recipe ends after one budget, called as users call it."""
+    head = [
+        "after one budget", "losses", "learning rate", "device", "metric", "gain over cosine",
+        "gain over the arm", "begins, in budgets",
+    ]  # fmt: skip
+    rows = []
+    for found in results.checks:
+        task, ours = found.task, {run.seed: run.metric for run in found.runs}
+        gains = [
+            paired(ours, results.at(task, arm, 1.0), lower_is_better=TASKS[task].is_text)
+            for arm in (REFERENCE, "gain-start")
+        ]
+        rows.append([
+            TASKS[task].title,
+            checks.LOSSES[found.kind],
+            f"{found.lr:g}",
+            words.machine(found.where),
+            words.mean(task, list(ours.values())),
+            *(words.difference(task, gain) for gain in gains),
+            words.fractions(run.begin for run in found.runs if run.begin is not None),
+        ])  # fmt: skip
     return head, rows
 
 
@@ -252,14 +281,14 @@ def verdicts(results: Results) -> Table:
     }
     bold = _significant(found)
 
-    def words(place: Place) -> str:
+    def cell(place: Place) -> str:
         if place not in found:
             return "–"
         return f"**{found[place].verdict}**" if place in bold else found[place].verdict
 
     rows = []
     for arm in arms:
-        cells = [" / ".join(words((task, arm, b)) for b in BUDGETS) for task in results.tasks]
+        cells = [" / ".join(cell((task, arm, b)) for b in BUDGETS) for task in results.tasks]
         if any(set(cell) - set("–/ ") for cell in cells):
             rows.append([ARMS[arm].title, "yes" if ARMS[arm].needs_budget else "no", *cells])
     return head, rows
@@ -278,14 +307,18 @@ def made_with(results: Results) -> Table:
         rows.append([
             TASKS[task].title,
             f"{runs[0].budget:,}",
-            _range(len(results.trials(task, arm)) for arm in arms),
-            _range(len(results.runs(task, arm)) for arm in arms),
+            words.span(len(results.trials(task, arm)) for arm in arms),
+            words.span(len(results.runs(task, arm)) for arm in arms),
             str(len(runs)),
             str(sum(record.diverged for record in runs)),
-            "; ".join(sorted({f"{_machine(r)}, torch {r.where['torch']}" for r in runs})),
+            "; ".join(sorted({_built_with(r.where) for r in runs})),
             ", ".join(sorted({(r.where["commit"] or "unknown")[:9] for r in runs})),
         ])  # fmt: skip
     return head, rows
+
+
+def _built_with(where: Mapping[str, Any]) -> str:
+    return f"{words.machine(where)}, torch {where['torch']}"
 
 
 def not_run(results: Results) -> str:
@@ -302,19 +335,6 @@ def _tuned(arm: str) -> str:
     return ARMS[arm].as_tuned or arm
 
 
-def _range(counts: Iterable[int]) -> str:
-    found = list(counts)
-    return " to ".join(str(n) for n in sorted({min(found), max(found)}))
-
-
-def setting(chosen: Mapping[str, Any], note: str = "") -> str:
-    """Return a setting in words, with a note on its learning rate."""
-    words = {"lr": "lr", "drop": "factor", "share": "share", "at": "at", "patience": "patience"}
-    return ", ".join(
-        f"{words[key]} {_plain(value)}" + note * (key == "lr") for key, value in chosen.items()
-    )
-
-
 def tables(out: Path) -> dict[str, Table | str]:
     """Return all tables by the names of their places in the page; empty without records."""
     results = Results(out)
@@ -326,6 +346,7 @@ def tables(out: Path) -> dict[str, Table | str]:
         "training, equilibrium": equilibrium(results),
         "training, without the length": without_length(results),
         "training, pairs": pairs(results),
+        "training, recipe": recipe(results),
         "training, verdicts": verdicts(results),
     }
     for task in results.tasks:
@@ -339,55 +360,7 @@ def tables(out: Path) -> dict[str, Table | str]:
     return found
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return " and ".join(f"{x:g}" for x in value)
-    return f"{value:g}"
-
-
-def _metric(task: str) -> str:
-    return "held-out loss" if TASKS[task].is_text else "test accuracy, %"
-
-
-def _scale(task: str) -> tuple[float, int]:
-    """Return what a metric is multiplied with, and its digits."""
-    return (1.0, 4) if TASKS[task].is_text else (100.0, 2)
-
-
-def _number(task: str, value: float) -> str:
-    factor, digits = _scale(task)
-    return f"{factor * value:.{digits}f}"
-
-
-def _mean(task: str, values: Sequence[float]) -> str:
-    found = mean(values)
-    return f"{_number(task, found.value)} ± {_number(task, found.margin)}"
-
-
 def _significant(found: Mapping[Place, Difference]) -> set[Place]:
     """Return where differences remain significant, by the procedure of Benjamini and Hochberg."""
     values = [statistics.p_value(difference.estimate) for difference in found.values()]
     return {list(found)[i] for i in statistics.discoveries(values)}
-
-
-def _difference(task: str, found: Difference | None, *, verdict: bool = True) -> str:
-    """Return a difference, positive if better, and its verdict."""
-    if found is None:
-        return "–"
-    factor, digits = _scale(task)
-    value, margin = factor * found.estimate.value, factor * found.estimate.margin
-    text = f"{value:+.{digits}f} ± {margin:.{digits}f}".replace("-", "−")
-    return f"{text}, {found.verdict}" if verdict else text
-
-
-def _steps(found: Iterable[int | None]) -> str:
-    """Return the median over seeds, runs that never reach the goal counted as infinite."""
-    steps = sorted(math.inf if step is None else step for step in found)
-    median = steps[len(steps) // 2] if len(steps) % 2 else sum(steps[len(steps) // 2 - 1 :][:2]) / 2
-    reached = sum(map(math.isfinite, steps))
-    words = "never" if math.isinf(median) else f"{median:,.0f}"
-    return words if reached == len(steps) else f"{words} ({reached} of {len(steps)} runs)"
-
-
-def _machine(record: Record) -> str:
-    return record.where["gpu"] or "a CPU"

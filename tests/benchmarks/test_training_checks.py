@@ -1,5 +1,7 @@
 """The checks of the training study train as the study does, apart from who sets the cooldown."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -24,3 +26,17 @@ def test_the_learning_rate_warms_up_stays_and_cools_down(load, kind):
     assert (np.diff(rates[begin:]) < 0).all()
     if acted:
         assert rates[-1] < 0.1 * 0.01
+
+
+def test_records_are_read_in_the_order_of_the_tasks(load, tmp_path):
+    checks = load("training_study.checks")
+    where = {"gpu": None, "torch": "2"}
+    for task, acted in (("cnn", []), ("mlp", [[30, "a reason"], [60, "another"]])):
+        line = {"task": task, "kind": "recipe", "lr": 0.1, "seed": 3, "budget": 120}
+        line |= {"acted": acted, "metric": 0.9, "where": where}
+        path = checks.path_of(tmp_path, task, "recipe", 0.1, "cpu")
+        path.write_text(json.dumps(line) + "\n")
+    mlp, cnn = checks.read(tmp_path)
+    assert (mlp.task, mlp.runs) == ("mlp", (checks.Run(3, 0.9, 0.25),))
+    assert (cnn.task, cnn.runs) == ("cnn", (checks.Run(3, 0.9, None),))
+    assert checks.lines_of(tmp_path / "missing.jsonl") == []
