@@ -114,6 +114,39 @@ def test_the_results_quote_the_comparison_of_the_cnn(recorded):
     assert [quote for quote in quotes if quote not in page] == []
 
 
+def test_the_results_quote_the_comparison_of_the_cnn_at_equal_length(recorded):
+    names = ("cnn-sequence", "cnn-unbiased", "cnn-independent")
+    sequence, short, long = (recorded[name] for name in names)
+    part, whole = ((0.0005, 0.005), (0.0001, 0.05))
+    effects = [
+        findings.shuffling_effect_between(*lrs)(*both)
+        for lrs, both in (
+            (part, (sequence, long)),
+            (whole, (sequence, long)),
+            (part, (long, short)),
+        )
+    ]
+    effects += [findings.shuffling_effect(sequence, long), findings.departure_at(0.001)(long)]
+    quotes = [format_estimate(effect.scaled(100)) + " %" for (effect,) in effects]
+    furthest = max(findings.residuals(long), key=lambda found: abs(found.value) + found.margin)
+    quotes.append(format_estimate(furthest.scaled(100)) + " %")
+    quotes.append(format_estimate(mean_over_seeds(measures.finished(long)[-1].last("loss"))))
+    spreads = []
+    for result in (long, short):
+        lrs, values = measures.landscape(result)
+        inside = (lrs > 0.99 * part[0]) & (lrs < 1.01 * part[1])
+        seeds = values[inside].mean(0)
+        spreads.append(f"{100 * seeds.std(ddof=1) / seeds.mean():.0f} %")
+    quotes.append(" instead of ".join(spreads))
+    lower = [
+        before.last("loss").mean() - after.last("loss").mean()
+        for before, after in zip(measures.finished(sequence), measures.finished(long), strict=True)
+    ][:3]
+    quotes.append(f"by {min(lower):.3f} to {max(lower):.3f}")
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    assert [quote for quote in quotes if quote not in page] == []
+
+
 def test_the_results_quote_run_times_that_follow_from_the_recorded_ones():
     runs = PROFILES["paper"].runs
     finished = []
