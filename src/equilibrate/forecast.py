@@ -231,8 +231,8 @@ class Forecaster:
         """
         if "means" not in state_dict:
             raise ValueError(
-                f"state_dict is not the state of a Forecaster: it holds {', '.join(state_dict)}; "
-                "pass what forecaster.state_dict() returned"
+                f"state_dict is not the state of a Forecaster: it holds "
+                f"{', '.join(state_dict) or 'nothing'}; pass what forecaster.state_dict() returned"
             )
         saved = tuple(state_dict["horizons"]), state_dict["every"]
         if saved != (self.horizons, self.every):

@@ -22,7 +22,7 @@ from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of
-from equilibrate.rules.base import check_steps, settings_of, with_total_steps
+from equilibrate.rules.base import check_rule, check_steps, settings_of, with_total_steps
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
@@ -96,13 +96,8 @@ class FDRScheduler(LRScheduler):
         check_factor(factor)
         if threshold is not None and rule is not None:
             raise ValueError("threshold and rule exclude each other: give one of them")
-        if rule is not None and not isinstance(rule, Rule):
-            raise TypeError(
-                f"rule must have a method judge(reading), got {type(rule).__name__}: pass one of "
-                "equilibrate.rules"
-            )
-        if min_steps < 1:
-            raise ValueError(f"min_steps must be at least 1, got {min_steps}")
+        check_rule(rule)
+        min_steps = check_steps("min_steps", min_steps)
         self.monitor = monitor_for(
             rule, optimizer, monitor, every=every, scale_invariant=scale_invariant
         )
@@ -236,7 +231,7 @@ class FDRScheduler(LRScheduler):
         if "monitor" not in state_dict:
             raise ValueError(
                 "state_dict is not the state of an FDRScheduler: it holds "
-                f"{', '.join(state_dict)}; pass what scheduler.state_dict() returned"
+                f"{', '.join(state_dict) or 'nothing'}; pass what scheduler.state_dict() returned"
             )
         rule = dict(state_dict["rule"])
         if (kind := rule.pop("name")) != type(self.rule).__name__:
