@@ -406,6 +406,14 @@ def test_torch_distributed_checkpoint_loads_into_a_scheduler_that_has_just_begun
     assert str(one.reading.forecasts) == str(other.reading.forecasts)
 
 
+def test_a_learning_rate_of_zero_is_named():
+    run = Balanced()
+    run.optimizer.param_groups[0]["lr"] = 0.0
+    run.optimizer.step()
+    run.scheduler.step()
+    assert run.scheduler.last_decision.reason.startswith("lr is 0 in every parameter group")
+
+
 def test_detached_schedulers_do_not_lower():
     run = Balanced()
     run.scheduler.detach()

@@ -118,6 +118,7 @@ class FDRScheduler(LRScheduler):
         """Whether to read the layers before a lowering restarts the window."""
         self.kept_layers: dict[str, Layer] = {}
         """The layers at the last lowering, if `keep_layers` is set."""
+        self._warned = False
         self._seen = self._decided = self._marked = self.monitor.step
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
@@ -290,6 +291,8 @@ class FDRScheduler(LRScheduler):
 
         if self._line is not None and self._line.begun:
             return self._cool(self._line, current)
+        if self._seen == seen and not any(current):
+            return wait("lr is 0 in every parameter group: such steps are not counted")
         if self._seen == seen:
             return wait(
                 "no optimizer step was seen since the last call: step the optimizer that the "
@@ -297,9 +300,10 @@ class FDRScheduler(LRScheduler):
             )
         if self._line is not None and seen < self._line.end <= self._seen:
             warnings.warn(
-                f"step {self._line.end} has passed without a cooldown: call step() at every batch, "
-                "since it begins when step() is called",
-                stacklevel=4,
+                f"the step of cooldown_end={self._line.end} has passed without a cooldown. It "
+                "counts optimizer steps, not epochs, and a cooldown begins when step() is called: "
+                "pass the number of steps of the training, and call step() at every batch",
+                stacklevel=3,
             )
         if self._line is not None and self._line.is_due(self._seen):
             reading = self._complete(self.monitor.reading())
@@ -336,7 +340,15 @@ class FDRScheduler(LRScheduler):
 
     def _cool(self, line: Line, current: Sequence[float]) -> Decision:
         lrs = line.lrs(self._seen, current, self.min_lrs)
-        reason = f"cooling down until step {line.end}: {line.share(self._seen):.1%} are left"
+        if not any(lrs) and line.is_overrun(self._seen):
+            warnings.warn(
+                f"the training continues after cooldown_end={line.end}, where the learning rate is "
+                "0. It counts optimizer steps, not epochs: pass the number of steps of the "
+                "training, or a min_lr",
+                stacklevel=4,
+            )
+        share = f"{line.share(self._seen):.1%}"
+        reason = f"cooling down until step {line.end}: {share} of the learning rate is left"
         return Decision(False, reason, self.last_decision.reading, tuple(lrs))
 
     def _complete(self, reading: Reading) -> Reading:
@@ -344,7 +356,14 @@ class FDRScheduler(LRScheduler):
         if self.forecaster is not None:
             reading = replace(reading, forecasts=self.forecaster.forecasts())
         if self._losses is not None:
-            reading = replace(reading, losses=self._losses.losses())
+            reading = replace(reading, losses=(losses := self._losses.losses()))
+            if not (losses.steps or self._warned):
+                self._warned = True
+                warnings.warn(
+                    f"the rule {type(self.rule).__name__} needs the training loss, and step() was "
+                    "called without it: call scheduler.step(loss)",
+                    stacklevel=4,
+                )
         return reading
 
 
