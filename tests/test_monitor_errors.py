@@ -189,4 +189,4 @@ def test_the_reason_for_waiting_mentions_noise_that_exceeds_the_threshold():
     decision = scheduler.last_decision
     assert not decision.lowered
     assert f"but the standard error, {decision.reading.stderr:.2g}, is above" in decision.reason
-    assert decision.reason.endswith("more steps are needed")
+    assert decision.reason.endswith(" more steps")

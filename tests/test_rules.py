@@ -46,7 +46,7 @@ def test_threshold(given, act, reason):
 def test_a_threshold_decides_as_in_the_paper_and_mentions_noise(left, act, reason):
     verdict = Threshold(0.01).judge(reading(left, 1.0, stderr=0.03, margin=0.06))
     assert verdict.act is act
-    more = ", is above 0.01 too: about 400 more steps are needed"
+    more = ", is above 0.01 too, for about 400 more steps"
     assert verdict.reason == reason + (more if reason.endswith("error, 0.03") else "")
     quiet = Threshold(0.01).judge(reading(left, 1.0, stderr=0.01, margin=0.02))
     assert quiet == Threshold(0.01).judge(reading(left, 1.0))

@@ -31,8 +31,8 @@ class Threshold:
         False
         >>> noisy = Reading(600, 300, left=1.04, right=1.0, lr=0.1, stderr=0.03, margin=0.06)
         >>> print(rule.judge(noisy).reason)
-        not yet: |L/R − 1| = 0.04 ≥ 0.01, but the standard error, 0.03, is above 0.01 too: about \
-1,200 more steps are needed
+        not yet: |L/R − 1| = 0.04 ≥ 0.01, but the standard error, 0.03, is above 0.01 too, for \
+about 1,200 more steps
     """
 
     threshold: float = 0.01
@@ -71,4 +71,4 @@ class Threshold:
             return f" (standard error {reading.stderr:.2g})"
         more = in_words(further_steps(reading, self.threshold))
         remark = f", but the standard error, {reading.stderr:.2g}, is above {self.threshold:g} too"
-        return f"{remark}: about {more} more steps are needed"
+        return f"{remark}, for about {more} more steps"
