@@ -244,7 +244,7 @@ def test_wrong_uses_are_named():
     train(model, optimizer, 20)
     before = flat(model)
     with (
-        pytest.raises(RuntimeError, match="made a step inside of forecaster"),
+        pytest.raises(RuntimeError, match="made a step inside forecaster"),
         forecaster.averaged(16),
     ):
         train(model, optimizer, 1)

@@ -60,7 +60,9 @@ def test_the_rate_falls_linearly_to_zero_from_the_first_decision_on():
     assert rates[40] == [0, 0]  # the step after the last one
     assert rule.asked == asked  # not again
     assert not scheduler.last_decision.lowered
-    assert scheduler.last_decision.reason == "cooling down until step 100: 0.0% are left"
+    assert scheduler.last_decision.reason == (
+        "cooling down until step 100: 0.0% of the learning rate is left"
+    )
     assert [judgement.step for judgement in scheduler.judgements if judgement.lowered] == [60]
 
 
@@ -127,7 +129,8 @@ def test_short_trainings_cool_down_in_their_last_steps(end):
 
 def test_a_rule_without_its_losses_says_so_when_the_cooldown_begins():
     optimizer, scheduler = scheduled(eq.rules.Gain())
-    train(optimizer, scheduler, 90)
+    with pytest.warns(UserWarning, match=r"Gain needs the training loss, .*call scheduler\.step\("):
+        train(optimizer, scheduler, 90)
     assert "no decision so far (no loss was handed over" in scheduler.last_decision.reason
 
 
@@ -149,9 +152,22 @@ def test_a_rule_is_told_the_number_of_steps():
     assert restored.rule == eq.rules.Gain(total_steps=100)
 
 
+def test_a_training_that_goes_on_at_a_rate_of_zero_is_told_once():
+    """As if `cooldown_end` were a number of epochs."""
+    optimizer, scheduler = scheduled(At(1000), cooldown_end=12)
+    train(optimizer, scheduler, 20)  # a trainer may step a little longer
+    optimizer.step()
+    with pytest.warns(UserWarning, match=r"cooldown_end=12.* counts optimizer steps") as caught:
+        scheduler.step()
+    assert caught[0].filename == __file__
+    train(optimizer, scheduler, 30)
+    optimizer, scheduler = scheduled(At(1000), cooldown_end=12, min_lr=0.01)
+    train(optimizer, scheduler, 60)  # at min_lr a training can go on
+
+
 def test_a_decision_after_the_end_multiplies_by_the_factor():
     optimizer, scheduler = scheduled(At(120), factor=0.5)
-    with pytest.warns(UserWarning, match="step 100 has passed without a cooldown: call step"):
+    with pytest.warns(UserWarning, match="cooldown_end=100 has passed without a cooldown"):
         rates = [rate for (rate,) in train(optimizer, scheduler, 121, each=60)]
     assert rates[-2:] == [1.0, 0.5]
     train(optimizer, scheduler, 60)  # one warning is enough

@@ -422,6 +422,7 @@ def test_an_average_of_ones_own(how):
     [
         ({"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
         ({"horizons": ()}, "horizons is empty: pass lengths of cooldowns"),
+        ({"horizons": 400}, r"horizons must be a sequence, got 400: pass \(400,\)"),
         ({"horizons": (60,)}, r"at least 4 \* every = 64, got 60"),
         ({"horizons": (64.5,)}, "horizons must be whole numbers of steps, .* got 64.5"),
         ({"half_life": 5}, "half_life is that of averaged: leave it out"),

@@ -25,7 +25,7 @@ def test_it_acts_at_a_noise_floor_and_waits_while_the_loss_falls():
     floor = Gain().judge(reading(0.3 + 0.5 * np.exp(-STEPS / 300) + noise))
     assert floor.act
     assert floor.reason.startswith(
-        "lowering would gain 0.1000 ± 0.0042 once, staying for 4000 more"
+        "lowering would gain 0.1000 ± 0.0042 once, staying for 4,000 more"
     )
     power = Gain().judge(reading(0.3 + 20 * STEPS**-0.5 + noise))  # sT = 0.16 at the end
     assert not power.act
@@ -39,7 +39,7 @@ def test_the_rest_of_a_training_of_known_length_is_what_counts():
     assert not Gain(total_steps=7000).judge(reading(values)).act
     near = Gain(total_steps=5000).judge(reading(values))
     assert near.act
-    assert "staying for 1000 more steps 0.05" in near.reason
+    assert "staying for 1,000 more steps 0.05" in near.reason
     assert Gain(total_steps=3000).judge(reading(values)).act  # already over
 
 
@@ -69,10 +69,13 @@ def test_the_longest_horizon_that_is_defined_counts():
                 1.0,
                 1.0,
                 0.1,
-                forecasts=(Forecast(400, Estimate(math.nan, math.nan), 9, "too early"),),
+                forecasts=tuple(
+                    Forecast(horizon, Estimate(math.nan, math.nan), 9, "too early")
+                    for horizon in (150, 400)
+                ),
                 losses=Losses(0, (9,), (1.0,)),
             ),
-            "not yet: no forecast for a cooldown over 400 steps: too early",
+            "not yet: no forecast for a cooldown over 150 steps: too early",  # the first there is
         ),
         (reading(np.ones(6), steps=STEPS[:6]), "not yet: 2 of 5 losses since step 400"),
         (reading(np.full(len(STEPS), math.nan)), "not yet: losses are not finite"),

@@ -188,5 +188,5 @@ def test_the_reason_for_waiting_mentions_noise_that_exceeds_the_threshold():
     scheduler.step()
     decision = scheduler.last_decision
     assert not decision.lowered
-    assert f"but the error bar, ±{decision.reading.stderr:.2g}, is larger" in decision.reason
-    assert decision.reason.endswith("more steps are needed")
+    assert f"but the standard error, {decision.reading.stderr:.2g}, is above" in decision.reason
+    assert decision.reason.endswith(" more steps")

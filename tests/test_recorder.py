@@ -287,7 +287,9 @@ def test_other_settings_are_told_and_the_header_stays(tmp_path):
 def test_modes(tmp_path):
     _, scheduler = made()
     eq.Recorder(tmp_path, scheduler).close()
-    with pytest.raises(RecordError, match=r"train\.jsonl already exists: resume it, overwrite it"):
+    with pytest.raises(
+        RecordError, match=r"train\.jsonl already exists: resume it \(mode='resume'"
+    ):
         eq.Recorder(tmp_path, scheduler)
     with eq.Recorder(tmp_path, scheduler, mode="overwrite") as recorder:
         recorder.record()
@@ -348,6 +350,8 @@ def test_errors(tmp_path):
     optimizer, scheduler = made()
     with pytest.raises(ValueError, match=r"every must be a whole number of steps, .* got 0"):
         eq.Recorder(tmp_path, scheduler, every=0)
+    with pytest.raises(TypeError, match=r"path must be a folder or .*, got FDRScheduler: pass Rec"):
+        eq.Recorder(scheduler, tmp_path)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"source must be an eq\.Monitor or .*, got SGD"):
         eq.Recorder(tmp_path, optimizer)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="there is no name for any parameter"):

@@ -34,16 +34,20 @@ def test_threshold(given, act, reason):
 @pytest.mark.parametrize(
     ("left", "act", "reason"),
     [
-        (1.02, False, "not yet: |L/R − 1| = 0.02 ≥ 0.01, but the error bar, ±0.03, is larger: "),
-        (1.009, True, "equilibrated: |L/R − 1| = 0.009 < 0.01 (error bar ±0.03)"),
+        (
+            1.02,
+            False,
+            "not yet: |L/R − 1| = 0.02 ≥ 0.01, but the standard error, 0.03",
+        ),
+        (1.009, True, "equilibrated: |L/R − 1| = 0.009 < 0.01 (standard error 0.03)"),
         (1.2, False, "not yet: |L/R − 1| = 0.2 ≥ 0.01"),  # a drift
     ],
 )
 def test_a_threshold_decides_as_in_the_paper_and_mentions_noise(left, act, reason):
     verdict = Threshold(0.01).judge(reading(left, 1.0, stderr=0.03, margin=0.06))
     assert verdict.act is act
-    more = "about 400 more steps are needed"
-    assert verdict.reason == reason + (more if reason.endswith(": ") else "")
+    more = ", is above 0.01 too, for about 400 more steps"
+    assert verdict.reason == reason + (more if reason.endswith("error, 0.03") else "")
     quiet = Threshold(0.01).judge(reading(left, 1.0, stderr=0.01, margin=0.02))
     assert quiet == Threshold(0.01).judge(reading(left, 1.0))
 

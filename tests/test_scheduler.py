@@ -160,7 +160,13 @@ def test_undefined_never_lowers():
         ({"threshold": 0.0}, r"threshold must be a positive number such as 0.01, got 0.0"),
         ({"factor": 0.0}, r"factor must lie between 0 and 1, such as 0.9, got 0.0"),
         ({"factor": 1.0}, r"factor must lie between 0 and 1, such as 0.9, got 1.0"),
-        ({"min_steps": 0}, "min_steps must be at least 1, got 0"),
+        ({"threshold": "0.1"}, r"threshold must be a positive number such as 0.01, got '0.1'"),
+        ({"factor": "0.9"}, r"factor must lie between 0 and 1, such as 0.9, got '0.9'"),
+        (
+            {"min_steps": 0},
+            "min_steps must be a whole number of optimizer steps, at least 1, got 0",
+        ),
+        ({"min_steps": 1.5}, r"min_steps must be a whole number .* got 1\.5"),
         ({"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
         ({"threshold": 0.1, "rule": Threshold()}, "threshold and rule exclude each other"),
         ({"min_lr": -0.1}, "min_lr must be one number ≥ 0"),
@@ -183,6 +189,8 @@ def test_a_monitor_of_another_optimizer_is_refused():
         eq.FDRScheduler(one, monitor=eq.Monitor(one), every=4)
     with pytest.raises(TypeError, match=r"rule must have a method judge\(reading\), got float"):
         eq.FDRScheduler(one, rule=0.01)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"got the class Gain: pass Gain\(\)"):
+        eq.FDRScheduler(one, rule=eq.rules.Gain)  # pyright: ignore[reportArgumentType]
 
 
 def noisy_run(epochs, start=None, momentum=0.9):
@@ -398,6 +406,14 @@ def test_torch_distributed_checkpoint_loads_into_a_scheduler_that_has_just_begun
     assert str(one.reading.forecasts) == str(other.reading.forecasts)
 
 
+def test_a_learning_rate_of_zero_is_named():
+    run = Balanced()
+    run.optimizer.param_groups[0]["lr"] = 0.0
+    run.optimizer.step()
+    run.scheduler.step()
+    assert run.scheduler.last_decision.reason.startswith("lr is 0 in every parameter group")
+
+
 def test_detached_schedulers_do_not_lower():
     run = Balanced()
     run.scheduler.detach()
@@ -414,3 +430,5 @@ def test_the_state_of_another_scheduler_is_refused():
         ValueError, match=r"not the state of an FDRScheduler: it holds step_size, gamma"
     ):
         run.scheduler.load_state_dict(other)
+    with pytest.raises(ValueError, match=r"it holds nothing; pass what scheduler\.state_dict"):
+        run.scheduler.load_state_dict({})

@@ -66,7 +66,15 @@ def test_it_lowers_at_the_noise_floor_and_resumes_bit_by_bit(tmp_path, kind):
 
 def test_without_losses_it_waits_and_says_so():
     model, optimizer, scheduler = make()
-    for number in range(6):
+    for number in range(2):
+        epoch(model, optimizer, number)
+        scheduler.step()
+        assert scheduler.last_decision.reason.startswith("too few steps")
+    epoch(model, optimizer, 2)
+    with pytest.warns(UserWarning, match="Gain needs the training loss") as caught:
+        scheduler.step()
+    assert caught[0].filename == __file__
+    for number in range(3, 6):  # one warning is enough
         epoch(model, optimizer, number)
         scheduler.step()
     assert scheduler.last_decision.reason.startswith("no loss was handed over: call scheduler.step")
@@ -106,6 +114,7 @@ def test_wrong_forecasters_are_named():
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # of SequentialLR in torch 2.8
+@pytest.mark.filterwarnings("ignore:the rule Gain needs the training loss")
 def test_it_works_inside_torchs_own_schedulers():
     """They call step() without a loss, so that the rule waits; the loss can be given directly."""
     model, optimizer, scheduler = make()

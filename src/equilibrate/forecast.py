@@ -137,11 +137,11 @@ class Forecaster:
         Averaging removes the noise that a cooldown would remove, at any time of a training and
         without lowering the learning rate. The averages are the means m that the forecasts are made
         with. After a reset, which a scheduler that reads the forecasts makes at each lowering, they
-        begin again with the next sample. A step of the optimizer inside of the block raises a
+        begin again with the next sample. A step of the optimizer inside the block raises a
         `RuntimeError`.
 
         The running statistics of BatchNorm do not fit the averaged parameters: pass the model, and
-        compute them again inside of the block, with `torch.optim.swa_utils.update_bn`.
+        compute them again inside the block, with `torch.optim.swa_utils.update_bn`.
 
         Args:
             horizon: Which average to use, one of `horizons`, by default the longest. A longer one
@@ -231,8 +231,8 @@ class Forecaster:
         """
         if "means" not in state_dict:
             raise ValueError(
-                f"state_dict is not the state of a Forecaster: it holds {', '.join(state_dict)}; "
-                "pass what forecaster.state_dict() returned"
+                f"state_dict is not the state of a Forecaster: it holds "
+                f"{', '.join(state_dict) or 'nothing'}; pass what forecaster.state_dict() returned"
             )
         saved = tuple(state_dict["horizons"]), state_dict["every"]
         if saved != (self.horizons, self.every):

@@ -280,8 +280,8 @@ steps: it will not equilibrate in this run
         """
         if "fingerprint" not in state_dict:
             raise ValueError(
-                f"state_dict is not the state of a Monitor: it holds {', '.join(state_dict)}; "
-                "pass what monitor.state_dict() returned"
+                f"state_dict is not the state of a Monitor: it holds "
+                f"{', '.join(state_dict) or 'nothing'}; pass what monitor.state_dict() returned"
             )
         fingerprint = self._names.fingerprint(self._watch.layout)
         if state_dict["fingerprint"] != fingerprint:

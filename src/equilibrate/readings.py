@@ -132,5 +132,5 @@ def check_threshold(threshold: float) -> None:
     Raises:
         ValueError: If it is not a positive finite number.
     """
-    if not (threshold > 0 and math.isfinite(threshold)):
-        raise ValueError(f"threshold must be a positive number such as 0.01, got {threshold}")
+    if isinstance(threshold, str) or not (threshold > 0 and math.isfinite(threshold)):
+        raise ValueError(f"threshold must be a positive number such as 0.01, got {threshold!r}")

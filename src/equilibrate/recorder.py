@@ -71,6 +71,7 @@ class Recorder:
         forecaster: An `eq.Forecaster` whose forecasts to record; by default the scheduler's.
 
     Raises:
+        TypeError: If `path` is not a path.
         ValueError: If `every` is below 1.
 
     Example:
@@ -101,6 +102,11 @@ class Recorder:
     ) -> None:
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                f"path must be a folder or a file that ends in .jsonl, got {type(path).__name__}: "
+                "pass Recorder(path, scheduler)"
+            )
         self.path = record_path(path)
         """The record."""
         self.every = every

@@ -1,6 +1,6 @@
 r"""Weights whose norm the loss does not depend on, and the angle by which a step turns them.
 
-Behind a normalisation layer the loss does not change if a weight is multiplied by a number:
+The loss does not change if a weight before a normalisation layer is multiplied by a number:
 f(aθ) = f(θ) apart from weight decay. Its derivative with respect to a is zero, θ·∇f = 0 for every
 mini-batch, so the gradient only turns the weight. Weight decay alone shortens it and each step,
 being orthogonal to it, makes it longer. FDR1 of such a weight reads λ⟨N⟩ = (1+μ)/(2(1−ν)) η⟨v²⟩

@@ -22,7 +22,7 @@ from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of
-from equilibrate.rules.base import check_steps, settings_of, with_total_steps
+from equilibrate.rules.base import check_rule, check_steps, settings_of, with_total_steps
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
@@ -96,13 +96,8 @@ class FDRScheduler(LRScheduler):
         check_factor(factor)
         if threshold is not None and rule is not None:
             raise ValueError("threshold and rule exclude each other: give one of them")
-        if rule is not None and not isinstance(rule, Rule):
-            raise TypeError(
-                f"rule must have a method judge(reading), got {type(rule).__name__}: pass one of "
-                "equilibrate.rules"
-            )
-        if min_steps < 1:
-            raise ValueError(f"min_steps must be at least 1, got {min_steps}")
+        check_rule(rule)
+        min_steps = check_steps("min_steps", min_steps)
         self.monitor = monitor_for(
             rule, optimizer, monitor, every=every, scale_invariant=scale_invariant
         )
@@ -123,6 +118,7 @@ class FDRScheduler(LRScheduler):
         """Whether to read the layers before a lowering restarts the window."""
         self.kept_layers: dict[str, Layer] = {}
         """The layers at the last lowering, if `keep_layers` is set."""
+        self._warned = False
         self._seen = self._decided = self._marked = self.monitor.step
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
@@ -236,7 +232,7 @@ class FDRScheduler(LRScheduler):
         if "monitor" not in state_dict:
             raise ValueError(
                 "state_dict is not the state of an FDRScheduler: it holds "
-                f"{', '.join(state_dict)}; pass what scheduler.state_dict() returned"
+                f"{', '.join(state_dict) or 'nothing'}; pass what scheduler.state_dict() returned"
             )
         rule = dict(state_dict["rule"])
         if (kind := rule.pop("name")) != type(self.rule).__name__:
@@ -295,6 +291,8 @@ class FDRScheduler(LRScheduler):
 
         if self._line is not None and self._line.begun:
             return self._cool(self._line, current)
+        if self._seen == seen and not any(current):
+            return wait("lr is 0 in every parameter group: such steps are not counted")
         if self._seen == seen:
             return wait(
                 "no optimizer step was seen since the last call: step the optimizer that the "
@@ -302,9 +300,10 @@ class FDRScheduler(LRScheduler):
             )
         if self._line is not None and seen < self._line.end <= self._seen:
             warnings.warn(
-                f"step {self._line.end} has passed without a cooldown: call step() at every batch, "
-                "since it begins when step() is called",
-                stacklevel=4,
+                f"the step of cooldown_end={self._line.end} has passed without a cooldown. It "
+                "counts optimizer steps, not epochs, and a cooldown begins when step() is called: "
+                "pass the number of steps of the training, and call step() at every batch",
+                stacklevel=3,
             )
         if self._line is not None and self._line.is_due(self._seen):
             reading = self._complete(self.monitor.reading())
@@ -341,7 +340,15 @@ class FDRScheduler(LRScheduler):
 
     def _cool(self, line: Line, current: Sequence[float]) -> Decision:
         lrs = line.lrs(self._seen, current, self.min_lrs)
-        reason = f"cooling down until step {line.end}: {line.share(self._seen):.1%} are left"
+        if not any(lrs) and line.is_overrun(self._seen):
+            warnings.warn(
+                f"the training continues after cooldown_end={line.end}, where the learning rate is "
+                "0. It counts optimizer steps, not epochs: pass the number of steps of the "
+                "training, or a min_lr",
+                stacklevel=4,
+            )
+        share = f"{line.share(self._seen):.1%}"
+        reason = f"cooling down until step {line.end}: {share} of the learning rate is left"
         return Decision(False, reason, self.last_decision.reading, tuple(lrs))
 
     def _complete(self, reading: Reading) -> Reading:
@@ -349,7 +356,14 @@ class FDRScheduler(LRScheduler):
         if self.forecaster is not None:
             reading = replace(reading, forecasts=self.forecaster.forecasts())
         if self._losses is not None:
-            reading = replace(reading, losses=self._losses.losses())
+            reading = replace(reading, losses=(losses := self._losses.losses()))
+            if not (losses.steps or self._warned):
+                self._warned = True
+                warnings.warn(
+                    f"the rule {type(self.rule).__name__} needs the training loss, and step() was "
+                    "called without it: call scheduler.step(loss)",
+                    stacklevel=4,
+                )
         return reading
 
 

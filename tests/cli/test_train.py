@@ -37,7 +37,7 @@ def test_train_writes_a_record_and_a_figure(tmp_path, monkeypatch):
     assert all(row["reason"] for row in rows(tmp_path / "runs/digits-mlp"))
     monkeypatch.chdir(tmp_path)
     again = CliRunner().invoke(app, ["train", *SHORT])
-    assert "already exists: resume it, overwrite it" in str(again.exception)
+    assert "already exists: resume it (mode='resume', or --resume" in str(again.exception)
 
 
 def test_killed_run_resumes_to_the_same_rows(tmp_path):

@@ -7,7 +7,14 @@ from torch import nn
 
 from equilibrate import estimates
 from equilibrate.ensemble import Epoch
-from equilibrate.landscape import NotEquilibratedError, SweepRun, fit, sweep
+from equilibrate.landscape import (
+    NotEquilibratedError,
+    Sweep,
+    SweepPoint,
+    SweepRun,
+    fit,
+    sweep,
+)
 
 generator = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(8, 2, generator=generator)
@@ -79,6 +86,19 @@ def test_rates_that_do_not_equilibrate_are_marked():
     assert not any(point.equilibrated for point in found.points)
     assert all(point.epochs_waited == 9 for point in found.points)
     with pytest.raises(ValueError, match="FDR1 held at 0 of 2 learning rates, but a fit needs"):
+        fit(found)
+
+
+def test_only_rates_that_did_not_equilibrate_are_named():
+    """The residual of one that did may still be above the threshold by chance."""
+    held, not_held = (
+        SweepPoint(lr, (1.0, 1.1), (2.0, 2.0), 0.09, 9, 9, equilibrated)
+        for lr, equilibrated in ((0.1, True), (0.2, False))
+    )
+    found = Sweep((held, not_held), 0.0, 0.0, "independent", 50, threshold=0.02)
+    with pytest.raises(
+        ValueError, match=r"Where it did not, it was off by \+9 % at η = 0\.2, with"
+    ):
         fit(found)
 
 

@@ -21,6 +21,17 @@ def test_bar_shows_count_unit_and_status(eta, remaining):
     assert ("-:--:--" in text) == remaining
 
 
+def test_a_long_status_does_not_hide_the_count():
+    """As that of `equilibrate train` in a terminal of 80 columns."""
+    output = io.StringIO()
+    with progress_bars("epochs", Console(file=output, width=80)) as bars:
+        bars.add_task("digits-mlp", total=100, completed=25, status="loss 0.079  " + 80 * "x")
+    shown = " ".join(output.getvalue().split())
+    assert shown.startswith("digits-mlp")
+    assert "25/100 epochs" in shown
+    assert "loss 0.079" in shown
+
+
 def test_download_bar_counts_bytes(capfd):
     with DownloadBar("file.gz") as bar:
         assert bar.total is None

@@ -34,7 +34,9 @@ def test_rows_are_read_back_with_their_environment(tmp_path):
 def test_overwriting_a_run_must_be_requested(tmp_path):
     path = tmp_path / "run.jsonl"
     written(path, [{"a": 1}])
-    with pytest.raises(RecordError, match=r"already exists: resume it, overwrite it"):
+    with pytest.raises(
+        RecordError, match=r"already exists: resume it \(mode='resume', or --resume"
+    ):
         Writer(path, config=CONFIG)
     written(path, [{"a": 2}], mode="overwrite")
     assert read(path).rows == [{"a": 2}]

@@ -220,6 +220,15 @@ def test_a_trainer_that_changes_the_learning_rate_itself_is_refused(tmp_path):
         trainer.train()
 
 
+def test_a_callback_of_another_trainer_is_refused(tmp_path):
+    trainer, other = (make_trainer(tmp_path / name) for name in ("one", "other"))
+    trainer.add_callback(FDRCallback(other))
+    with pytest.raises(
+        ValueError, match=r"trainer is not the one that .*add_callback\(FDRCallback"
+    ):
+        trainer.train()
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -276,7 +276,7 @@ def warn_of_statistics(plan: Plan, model: nn.Module) -> None:
     if plan.evaluate_averaged and any(tracking):
         warnings.warn(
             "evaluate_averaged=True, but the running statistics of BatchNorm do not fit averaged "
-            "parameters, and evaluations will be wrong: evaluate yourself, inside of `with "
+            "parameters, and evaluations will be wrong: evaluate yourself, inside `with "
             "forecaster.averaged(model=model)`, after torch.optim.swa_utils.update_bn",
             stacklevel=4,
         )

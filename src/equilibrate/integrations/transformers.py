@@ -124,8 +124,14 @@ class FDRCallback(TrainerCallback):
         """Attach to the optimizer and restore the state of a checkpoint.
 
         Raises:
-            ValueError: If a schedule is asked for and the trainer changes the learning rate itself.
+            ValueError: If a schedule is asked for and the trainer changes the learning rate itself,
+                or the callback was created with another trainer.
         """
+        if state is not self._trainer.state:
+            raise ValueError(
+                "trainer is not the one that the callback was added to: create another with "
+                "trainer.add_callback(FDRCallback(trainer))"
+            )
         kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
         if self._plan.schedule and self._created_by_trainer and kind not in _CONSTANT:
             raise ValueError(

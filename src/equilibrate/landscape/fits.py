@@ -143,11 +143,12 @@ def fit(sweep: Sweep) -> Fit:
     """
     used = [point for point in sweep.points if point.equilibrated]
     if len(used) < 2:
-        rates = ", ".join(f"{100 * p.residual:+.3g} % at η = {p.lr:g}" for p in sweep.points)
+        rest = [point for point in sweep.points if not point.equilibrated]
+        off = ", ".join(f"{100 * p.residual:+.3g} % at η = {p.lr:g}" for p in rest)
         raise NotEquilibratedError(
             f"FDR1 held at {len(used)} of {len(sweep.points)} learning rates, but a fit needs at "
-            f"least two. It was off by {rates or 'an unknown amount'}, with a threshold of "
-            f"{100 * sweep.threshold:.3g} %: use more epochs, or remove the smallest rates"
+            f"least two. Where it did not, it was off by {off or 'an unknown amount'}, with a "
+            f"threshold of {100 * sweep.threshold:.3g} %: use more epochs, or larger learning rates"
         )
     _check_points(used)
     shuffled = sweep.sampling == "shuffled" and sweep.momentum == 0

@@ -29,12 +29,13 @@ def progress_bars(unit: str, console: Console | None = None, *, eta: bool = True
     Returns:
         The bars; use them in a `with` block. Each task needs a field `status`.
     """
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()]
     columns.append(TextColumn(unit))
     if eta:
         columns.append(TimeRemainingColumn(table_column=Column(min_width=7)))  # never truncated
-    columns.append(TextColumn("{task.fields[status]}"))
-    return Progress(*columns, console=console)
+    rest = Column(ratio=1, no_wrap=True)  # only the status is cut off in a narrow terminal
+    columns.append(TextColumn("{task.fields[status]}", table_column=rest))
+    return Progress(*columns, console=console, expand=True)
 
 
 class DownloadBar:

@@ -66,6 +66,25 @@ PROVIDED = frozenset({"trace", "forecasts", "losses"})
 """What `FDRScheduler` can provide to a rule besides a plain reading."""
 
 
+def check_rule(rule: object) -> None:
+    """Check what a scheduler was given as its rule.
+
+    Args:
+        rule: A rule, or None.
+
+    Raises:
+        TypeError: If it has no method `judge`, or is a class.
+    """
+    if isinstance(rule, type):
+        name = rule.__name__
+        raise TypeError(f"rule must be an instance, got the class {name}: pass {name}()")
+    if rule is not None and not isinstance(rule, Rule):
+        raise TypeError(
+            f"rule must have a method judge(reading), got {type(rule).__name__}: pass one of "
+            "equilibrate.rules"
+        )
+
+
 def check_factor(factor: float) -> None:
     """Check a factor by which a learning rate is lowered.
 
@@ -75,8 +94,8 @@ def check_factor(factor: float) -> None:
     Raises:
         ValueError: If it does not lie between 0 and 1.
     """
-    if not 0 < factor < 1:
-        raise ValueError(f"factor must lie between 0 and 1, such as 0.9, got {factor}")
+    if isinstance(factor, str) or not 0 < factor < 1:
+        raise ValueError(f"factor must lie between 0 and 1, such as 0.9, got {factor!r}")
 
 
 def check_steps(name: str, steps: Any) -> int:

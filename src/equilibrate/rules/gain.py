@@ -54,7 +54,7 @@ class Gain:
         >>> flat = Losses(0, steps, tuple(0.3 + 0.001 * (-1) ** k for k in range(40)))
         >>> reading = Reading(4000, 2000, 1.0, 1.0, 0.1, forecasts=(forecast,), losses=flat)
         >>> print(rule.judge(reading).reason)
-        lowering would gain 0.0760 ± 0.0039 once, staying for 4000 more steps 0.0006 ± 0.0034
+        lowering would gain 0.0760 ± 0.0039 once, staying for 4,000 more steps 0.0006 ± 0.0034
     """
 
     ahead: float = 1.0
@@ -95,8 +95,8 @@ class Gain:
             )
         defined = [f for f in reading.forecasts or () if f.undefined is None]
         if not defined:
-            reasons = [str(f) for f in reading.forecasts or ()] or ["no forecast"]
-            return Verdict(False, f"not yet: {reasons[-1]}")
+            first = min(reading.forecasts or (), key=lambda f: f.horizon, default="no forecast")
+            return Verdict(False, f"not yet: {first}")
         return self._compare(max(defined, key=lambda f: f.horizon), losses)
 
     def _compare(self, forecast: Forecast, losses: Losses) -> Verdict:
@@ -106,7 +106,7 @@ class Gain:
         left = self._left(losses)
         staying = fall.scaled(left)
         noise = forecast.gain.shifted(_LAG * forecast.horizon * max(0.0, fall.value))
-        what = f"lowering would gain {noise} once, staying for {left:.0f} more steps {staying}"
+        what = f"lowering would gain {noise} once, staying for {left:,.0f} more steps {staying}"
         lead = noise.value - staying.value
         needed = math.hypot(self._margin(noise), self._margin(staying))
         if lead > needed:

@@ -13,8 +13,8 @@ from equilibrate.rules.base import Verdict
 class Threshold:
     """The paper's rule, section 3.3: equilibrated if |L̄/R̄ − 1| is below a threshold.
 
-    The error bar of a reading does not enter the decision, as in the paper. If it is larger than
-    the threshold the reason says so, and after how many steps it will not be any more. A weight
+    The standard error of a reading does not enter the decision, as in the paper. If it is above the
+    threshold the reason says so, and after how many steps it will not be any more. A weight
     norm that turns around crosses the threshold once on the way.
 
     Args:
@@ -31,8 +31,8 @@ class Threshold:
         False
         >>> noisy = Reading(600, 300, left=1.04, right=1.0, lr=0.1, stderr=0.03, margin=0.06)
         >>> print(rule.judge(noisy).reason)
-        not yet: |L/R − 1| = 0.04 ≥ 0.01, but the error bar, ±0.03, is larger: about 1,200 more \
-steps are needed
+        not yet: |L/R − 1| = 0.04 ≥ 0.01, but the standard error, 0.03, is above 0.01 too, for \
+about 1,200 more steps
     """
 
     threshold: float = 0.01
@@ -60,15 +60,15 @@ steps are needed
         return Verdict(size < self.threshold, reason + self._noise(reading))
 
     def _noise(self, reading: Reading) -> str:
-        """Return a remark on the error bar if it is larger than the threshold.
+        """Return a remark on the standard error if it is above the threshold.
 
-        A drift beyond its error bar is no noise.
+        A drift beyond its 95 % interval is no noise.
         """
         drifts = abs(reading.residual) > max(reading.margin, self.threshold)
         if drifts or not reading.stderr > self.threshold:
             return ""
         if abs(reading.residual) < self.threshold:
-            return f" (error bar ±{reading.stderr:.2g})"
+            return f" (standard error {reading.stderr:.2g})"
         more = in_words(further_steps(reading, self.threshold))
-        remark = f", but the error bar, ±{reading.stderr:.2g}, is larger"
-        return f"{remark}: about {more} more steps are needed"
+        remark = f", but the standard error, {reading.stderr:.2g}, is above {self.threshold:g} too"
+        return f"{remark}, for about {more} more steps"

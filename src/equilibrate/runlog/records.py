@@ -101,7 +101,8 @@ class Writer:
             raise ValueError(f"mode must be 'new', 'resume' or 'overwrite', got {mode!r}")
         if mode == "new" and self.path.exists():
             raise RecordError(
-                f"{self.path} already exists: resume it, overwrite it, or choose another folder"
+                f"{self.path} already exists: resume it (mode='resume', or --resume on the command "
+                "line), overwrite it (mode='overwrite', --overwrite), or choose another folder"
             )
         existed = self.path.exists()
         self._file = _open(self.path)

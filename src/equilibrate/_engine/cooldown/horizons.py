@@ -27,8 +27,10 @@ def own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
     """Return how to read each horizon from a mean of its own.
 
     Raises:
-        ValueError: If there is none, or one is too short.
+        ValueError: If it is not a sequence, there is none, or one is too short.
     """
+    if isinstance(horizons, int):
+        raise ValueError(f"horizons must be a sequence, got {horizons}: pass ({horizons},)")
     chosen = (150, 400) if horizons is None else tuple(horizons)
     if not chosen:
         raise ValueError("horizons is empty: pass lengths of cooldowns, such as (150, 400)")

@@ -8,6 +8,9 @@ from typing import Any
 SHORTEST = 0.1
 """Share of the steps that a cooldown has at least, whatever a rule says."""
 
+_EXTRA = 10
+"""Calls after the end without a warning: a trainer may step once more than it trains."""
+
 
 class Line:
     """A linear cooldown that ends at a given step.
@@ -20,6 +23,7 @@ class Line:
         self.end = end
         self._start = -1
         self._lrs: tuple[float, ...] = ()
+        self._extra = 0
 
     @property
     def begun(self) -> bool:
@@ -37,6 +41,20 @@ class Line:
     def share(self, step: int) -> float:
         """Return which share of the learning rates is left at a step."""
         return max(0.0, (self.end - step) / (self.end - self._start))
+
+    def is_overrun(self, step: int) -> bool:
+        """Return whether this call is one too many after the end, which only one of them is.
+
+        Calls are counted, because steps are not where the learning rate is zero.
+
+        Args:
+            step: The step.
+
+        Returns:
+            Whether it is.
+        """
+        self._extra += step >= self.end
+        return self._extra == _EXTRA and step >= self.end
 
     def lrs(self, step: int, current: Sequence[float], lowest: Sequence[float]) -> list[float]:
         """Return the learning rate of each group at a step. None of them is raised.

@@ -191,7 +191,7 @@ class Sampler:
     def _before(self) -> None:
         if self._exchanged:
             raise RuntimeError(
-                "the optimizer made a step inside of forecaster.averaged(), where the parameters "
+                "the optimizer made a step inside forecaster.averaged(), where the parameters "
                 "have other values: leave the block to train"
             )
         lr = self._optimizer.param_groups[0].get("lr")
