@@ -150,7 +150,7 @@ class TensorBoard:
         numbers = dict(numbers)
         ends = [numbers.pop(f"{PREFIX}/residual_{end}", None) for end in ("low", "high")]
         if None not in ends:
-            # The chart wants curves with the same steps; the first residuals have no interval.
+            # The chart needs curves with the same steps; the first residuals have no interval.
             values = [numbers[f"{PREFIX}/residual"], *ends]
             numbers |= dict(zip(_INTERVAL, values, strict=True))
             if not self._has_chart:

@@ -62,7 +62,7 @@ about 1,200 more steps
     def _noise(self, reading: Reading) -> str:
         """Return a remark on the standard error if it is above the threshold.
 
-        A drift beyond its 95 % interval is no noise.
+        A drift beyond its 95 % interval is not noise.
         """
         drifts = abs(reading.residual) > max(reading.margin, self.threshold)
         if drifts or not reading.stderr > self.threshold:
