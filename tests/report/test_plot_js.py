@@ -39,7 +39,7 @@ EXPECTED = {
     "Plot.borders([1, 2, 4])": [0.5, 1.5, 3, 5],
     "Plot.borders([7])": [6.5, 7.5],
     "[0, -1234567, 0.01234, -0.5, 1.5e-5, 2.34e7, null].map((v) => Plot.format(v))": [
-        *("0", "−1\u202f234\u202f567", "0.0123", "−0.5", "1.50e−5", "23\u202f400\u202f000", "–"),
+        *("0", "−1,234,567", "0.0123", "−0.5", "1.50e−5", "23,400,000", "–"),
     ],
     "Plot.shortNames(['net.layers.1.weight', 'net.layers.12.bias'])": ["1.weight", "12.bias"],
     "Plot.shortNames(['0.weight', '2.bias'])": ["0.weight", "2.bias"],

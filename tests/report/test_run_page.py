@@ -72,7 +72,7 @@ def html(run):
 
 def test_facts(run):
     assert [(fact.name, fact.value) for fact in facts(run)] == [
-        ("Step", "6\u202f000"),
+        ("Step", "6,000"),
         ("Epoch", "60"),
         ("Loss", "0.01667"),
         ("L/R − 1", "2.00 ± 0.20"),
@@ -112,7 +112,7 @@ def test_the_table_of_layers(run, html):
         "Right side",
     )  # fmt: skip
     assert table.rows[0] == (
-        "block.0.weight", "not resolved", "2", "0.0123 rad", "0.01 rad", "2\u202f500 steps", "1",
+        "block.0.weight", "not resolved", "2", "0.0123 rad", "0.01 rad", "2,500 steps", "1",
         "2",
     )  # fmt: skip
     assert table.rows[1][:6] == ("block.1.weight", "norm falls", "1", "–", "–", "–")
@@ -231,22 +231,22 @@ def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path)
         assert found["dots"] == 3
         assert found["dotReason"] == "equilibrated <at> 20"
         assert found["readout"] == (
-            "step 6\u202f000 · epoch 60 · loss 0.01667 · L/R − 1 = 2 ± 0.2 · lr 0.0125, 0.2 · "
+            "step 6,000 · epoch 60 · loss 0.01667 · L/R − 1 = 2 ± 0.2 · lr 0.0125, 0.2 · "
             "Lowered: equilibrated <at> 60"
         )
         assert found["tip"] == [
-            "step 6\u202f000, epoch 60 (1 min 58 s)",
+            "step 6,000, epoch 60 (1 min 58 s)",
             "residual: 2 ± 0.2",
             "window of 50 steps",
             "Lowered: equilibrated <at> 60",
         ]
         assert found["cursors"] == 6
-        assert (found["left"], found["home"]) == ("step 5\u202f900", "step 100")
+        assert (found["left"], found["home"]) == ("step 5,900", "step 100")
         assert found["cell"] == [
             "block.0.weight ⊥",
             "L/R − 1 = 2",
             "not resolved",
-            "step 6\u202f000",
+            "step 6,000",
         ]
         assert found["below"] == "block.1.weight"
         assert found["canvas"] == 8

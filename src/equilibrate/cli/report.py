@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Make an interactive HTML page from the record of a run.
 
-    The page is one file that loads nothing. The run may still be going on.
+    The page is one file that loads nothing. The run need not have ended.
     """
     record = find_record(path)
     html = run_page.render(run.load(record, title=title, replica=replica))

@@ -102,11 +102,11 @@ class Dashboard:
 
     def _title(self) -> Text:
         run = self.run
-        parts = [f"step {run.x['step'][-1]:,.0f}".replace(",", "\u202f")]
+        parts = [f"step {run.x['step'][-1]:,.0f}"]
         if "epoch" in run.x:
             parts.append(f"epoch {run.x['epoch'][-1]:.6g}")
         if speed := _steps_per_second(run):
-            parts.append(f"{format_number(speed)} steps/s")
+            parts.append(f"{f'{speed:,.0f}' if speed >= 100 else format_number(speed)} steps/s")
         text = Text.assemble((run.title, "bold"), "  ", " · ".join(parts), "  ")
         if run.end is not None:
             good = run.end.status == "finished"
@@ -143,7 +143,7 @@ class Dashboard:
         lowered = [made for made in decisions if made.lowered]
         text = Text.assemble((decisions[-1].reason, "bold" if decisions[-1].lowered else ""))
         if lowered and not decisions[-1].lowered:
-            step = f"{lowered[-1].step:,.0f}".replace(",", "\u202f")
+            step = f"{lowered[-1].step:,.0f}"
             text.append(f"\nlowered {len(lowered)} ×, last at step {step}: ", style="dim")
             text.append(lowered[-1].reason, style="dim")
         return [Panel(text, title="last decision", title_align="left", border_style="dim")]

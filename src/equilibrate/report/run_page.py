@@ -198,4 +198,4 @@ def _last(column: Column) -> float | None:
 
 
 def _whole(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}".replace(",", "\u202f")
+    return "–" if value is None else f"{value:,.0f}"

@@ -180,7 +180,7 @@ const Plot = (() => {
   function format(v, digits = 3) {
     if (!isNumber(v)) return "–";
     if (Number.isInteger(v) && Math.abs(v) < 1e12) {
-      return String(v).replace(/\B(?=(\d{3})+$)/g, "\u202f").replace("-", "−");
+      return String(v).replace(/\B(?=(\d{3})+$)/g, ",").replace("-", "−");
     }
     const size = Math.abs(v);
     let text = size >= 1e5 || (size < 1e-3 && size > 0)
