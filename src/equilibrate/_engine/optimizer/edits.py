@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from equilibrate._engine.optimizer.clock import Clock
+from equilibrate._engine.sharding import as_dtensor, local
 
 _version = attrgetter("_version")
+_borrowed: list[frozenset[int]] = []
+"""Identities of the parameters of each open block of `borrowed`."""
+
+
+def counted(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors whose versions count changes of the parameters.
+
+    Operations on a DTensor increase its own version, those on its local part only that one's.
+    """
+    return [*params, *(local(p) for p in params if as_dtensor(p) is not None)]
+
+
+@contextmanager
+def borrowed(params: Sequence[Tensor]) -> Iterator[None]:
+    """Change parameters inside of a block that gives them their values back, without an edit.
+
+    After the block the version counters are what they were, so that intervals that are being
+    measured go on. Inside of it they show the change.
+
+    Args:
+        params: The parameters.
+
+    Yields:
+        None.
+    """
+    mark = frozenset(map(id, params))
+    _borrowed.append(mark)
+    try:
+        with _unsafe_preserve_version_counter(tuple(counted(params))):
+            yield
+    finally:
+        _borrowed.remove(mark)
+
+
+def are_borrowed(params: Sequence[Tensor]) -> bool:
+    """Return whether any of the parameters has other values for the duration of a block."""
+    return any(id(p) in mark for mark in _borrowed for p in params)
 
 
 class EditWatch:
