@@ -143,8 +143,10 @@ class FDRCallback(Callback):
         """Decide and log if it is time to."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
+            # Lightning has divided it, unless the module makes the steps itself.
+            divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             for one in self._attached:
-                one.add_loss(loss)  # Lightning has divided it by the number of micro-batches
+                one.add_loss(loss, divided)
         # Not in on_train_epoch_end: a checkpoint after the last batch must hold the decision.
         ended = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
         self._advance(trainer, epoch_ended=ended)

@@ -208,7 +208,8 @@ class FDRCallback(TrainerCallback):
         def noting(*args: Any, **kwargs: Any) -> Tensor:
             loss = training_step(*args, **kwargs)
             if self._attached is not None and self._is_used("training_step", noting):
-                self._attached.add_loss(loss)  # divided by the number of micro-batches
+                divided = self._trainer.current_gradient_accumulation_steps
+                self._attached.add_loss(loss, divided)
             return loss
 
         return noting
