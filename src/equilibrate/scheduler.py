@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -97,7 +98,7 @@ class FDRScheduler(LRScheduler):
         if threshold is not None and rule is not None:
             raise ValueError("threshold and rule exclude each other: give one of them")
         check_rule(rule)
-        min_steps = check_steps("min_steps", min_steps)
+        self.min_steps = check_steps("min_steps", min_steps)
         self.monitor = monitor_for(
             rule, optimizer, monitor, every=every, scale_invariant=scale_invariant
         )
@@ -107,9 +108,13 @@ class FDRScheduler(LRScheduler):
         self._line = None
         if cooldown_end is not None:
             self._line = Line(check_steps("cooldown_end", cooldown_end))
+            if self.monitor.step >= self._line.end:
+                raise ValueError(
+                    f"cooldown_end is {self._line.end}, but the monitor has seen "
+                    f"{self.monitor.step} steps already, which count: pass a later step"
+                )
             self.rule = with_total_steps(self.rule, self._line.end)
-        self.factor = factor
-        self.min_steps = min_steps
+        self.factor = float(factor)
         self.min_lr = min_lr
         self.last_decision: Decision
         self.judgements: deque[Judgement] = deque(maxlen=256)
@@ -159,6 +164,9 @@ class FDRScheduler(LRScheduler):
             self._start(self._current())
             super().step(epoch)
             return
+        if epoch is not None:  # the window begins here, as for `SequentialLR` at a milestone
+            super().step(epoch)
+            return
         last, decision = self.last_decision, self._decide()
         self.last_decision = decision
         if decision.reading is not last.reading:  # the rule was asked
@@ -201,7 +209,6 @@ class FDRScheduler(LRScheduler):
         reading = replace(self.last_decision.reading, **_WITHOUT)
         decision = asdict(replace(self.last_decision, reading=reading))
         decision["lrs"] = list(decision["lrs"])
-        min_lr = self.min_lr
         return {
             "last_epoch": self.last_epoch,
             "step_count": self._step_count,
@@ -209,7 +216,7 @@ class FDRScheduler(LRScheduler):
             "base_lrs": [float(lr) for lr in self.base_lrs],
             "rule": settings_of(self.rule),
             "factor": self.factor,
-            "min_lr": min_lr if isinstance(min_lr, int | float) else list(min_lr),
+            "min_lr": float(self.min_lr) if isinstance(self.min_lr, Real) else list(self.min_lrs),
             "min_steps": self.min_steps,
             "seen": self._seen,
             "decided": self._decided,
@@ -373,10 +380,14 @@ _WITHOUT: dict[str, Any] = {"trace": None, "forecasts": None, "losses": None}
 
 def _per_group(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:
     groups = len(optimizer.param_groups)
-    values = (min_lr,) * groups if isinstance(min_lr, int | float) else tuple(min_lr)
+    try:
+        given = [min_lr] * groups if isinstance(min_lr, int | float | Real) else min_lr
+        values = tuple(float(low) for low in given)
+    except (TypeError, ValueError):  # not a number, nor several
+        values = ()
     if len(values) != groups or not all(low >= 0 for low in values):
         raise ValueError(
             f"min_lr must be one number ≥ 0, or one for each of the {groups} parameter group(s), "
-            f"got {min_lr}"
+            f"got {min_lr!r}"
         )
     return values

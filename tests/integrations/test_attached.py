@@ -329,6 +329,8 @@ def test_scale_invariant_weights_can_be_left_out():
         ({"schedule": False, "factor": 0.5}, r"factor is for schedules, but schedule=False"),
         ({"threshold": -1.0}, r"threshold must be a positive number"),
         ({"min_steps": 0}, r"min_steps must be a whole number .* at least 1, got 0"),
+        ({"min_lr": -1}, r"min_lr must be one number ≥ 0, .* got -1"),
+        ({"min_lr": [0.1, -1]}, r"min_lr must be one number ≥ 0, .* got \[0.1, -1\]"),
         ({"every": 0}, r"every must be a whole number of steps"),
         ({"every": 0, "schedule": False}, r"every must be a whole number of steps"),
         ({"horizons": [3], "schedule": False}, r"horizons must .* at least 4"),

@@ -391,5 +391,5 @@ def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(kind, saved, pr
 def test_settings_are_checked_when_the_callback_is_created():
     with pytest.raises(ValueError, match=r"threshold must be a positive number .* got -1"):
         FDRCallback(threshold=-1)
-    with pytest.raises(ValueError, match=r"start must be a number of steps, at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"start must be a whole number .* at least 0, got -1"):
         FDRCallback(start=-1)

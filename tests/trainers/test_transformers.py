@@ -430,3 +430,5 @@ def test_a_checkpoint_without_a_state_is_reported(stale, tmp_path):
 def test_settings_are_checked_when_the_callback_is_created(tmp_path):
     with pytest.raises(ValueError, match=r"factor must lie between 0 and 1, .* got 2"):
         FDRCallback(make_trainer(tmp_path), factor=2)
+    with pytest.raises(ValueError, match=r"start must be a whole number .* at least 0, got -1"):
+        FDRCallback(make_trainer(tmp_path), start=-1)

@@ -64,12 +64,18 @@ class Plan:
                 "out, or set schedule=True"
             )
         # The settings are checked where they are used, on an optimizer that is thrown away.
-        trial = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        groups = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in self._floors]
+        trial = torch.optim.SGD(groups, lr=0.1)
         self.watch(trial, None)
         self.forecast(trial)
         if self.schedule:
-            settings: dict[str, Any] = {k: v for k, v in self.settings.items() if k != "min_lr"}
-            FDRScheduler(trial, **settings)
+            FDRScheduler(trial, **self.settings)
+
+    @property
+    def _floors(self) -> Sequence[float]:
+        """One learning rate for each group that there must be; for one group if not known."""
+        min_lr = self.settings.get("min_lr", 0.0)
+        return min_lr if isinstance(min_lr, Sequence) and min_lr else (0.0,)
 
     @property
     def of_scheduler(self) -> dict[str, Any]:
@@ -260,6 +266,16 @@ class Attached:
                 "one that multiplies the current rate, such as LinearLR for a warm-up",
                 stacklevel=4,
             )
+
+
+def check_start(start: int | None) -> None:
+    """Check the number of steps before the first window.
+
+    Raises:
+        ValueError: If it is not a whole number, or negative.
+    """
+    if start is not None and (not isinstance(start, int) or start < 0):
+        raise ValueError(f"start must be a whole number of steps, at least 0, got {start!r}")
 
 
 def named(attached: Sequence[Attached]) -> dict[str, float]:

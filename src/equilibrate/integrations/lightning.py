@@ -15,6 +15,7 @@ from equilibrate.integrations._attached import (
     Attached,
     Plan,
     Settings,
+    check_start,
     named,
     warn_of_missing_state,
     warn_of_statistics,
@@ -78,8 +79,7 @@ class FDRCallback(Callback):
         evaluate_averaged: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
-        if start < 0:
-            raise ValueError(f"start must be a number of steps, at least 0, got {start}")
+        check_start(start)
         self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
         self._start = start
         self._attached: list[Attached] = []

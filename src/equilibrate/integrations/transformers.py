@@ -15,6 +15,7 @@ from equilibrate.integrations._attached import (
     Attached,
     Plan,
     Settings,
+    check_start,
     warn_of_missing_state,
     warn_of_statistics,
 )
@@ -86,6 +87,7 @@ class FDRCallback(TrainerCallback):
         evaluate_averaged: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
+        check_start(start)
         self._trainer = trainer
         self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
         self._start = start

@@ -6,6 +6,8 @@ import operator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
+import numpy as np
+
 from equilibrate.readings import Reading
 
 
@@ -129,10 +131,13 @@ def settings_of(rule: Rule) -> dict[str, Any]:
         rule: A rule.
 
     Returns:
-        Its fields, and the name of its class as "name".
+        Its fields, and the name of its class as "name". NumPy's numbers become Python's, which
+        `torch.load` reads by default.
     """
     names = [field.name for field in fields(rule) if field.init] if is_dataclass(rule) else []
-    return {"name": type(rule).__name__, **{name: getattr(rule, name) for name in names}}
+    found = {name: getattr(rule, name) for name in names}
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()}
+    return {"name": type(rule).__name__, **plain}
 
 
 def with_total_steps(rule: Rule, steps: int) -> Rule:

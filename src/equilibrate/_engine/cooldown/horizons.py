@@ -19,6 +19,8 @@ WINDOW = 8
 """Horizons that are averaged over at most."""
 _FEWEST = 8
 """Samples without which there is no error bar."""
+_DEFAULT = (150, 400)
+"""Horizons, if none are given."""
 _HALF_LIFE = 0.242
 """Half-life of the mean that fits a cooldown, relative to its length, if it moves every step."""
 
@@ -31,7 +33,13 @@ def own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
     """
     if isinstance(horizons, int):
         raise ValueError(f"horizons must be a sequence, got {horizons}: pass ({horizons},)")
-    chosen = (150, 400) if horizons is None else tuple(horizons)
+    if horizons is None and every > min(_DEFAULT) // 4:
+        raise ValueError(
+            f"every must be at most {min(_DEFAULT) // 4} with the default horizons {_DEFAULT}, got "
+            f"{every}: pass a smaller one, or horizons of at least {4 * every} steps to the "
+            "Forecaster"
+        )
+    chosen = _DEFAULT if horizons is None else tuple(horizons)
     if not chosen:
         raise ValueError("horizons is empty: pass lengths of cooldowns, such as (150, 400)")
     for horizon in chosen:

@@ -105,9 +105,10 @@ def check_loss(loss: object) -> float | Tensor:
         return float(loss)
     if hasattr(loss, "item") and getattr(loss, "size", None) == 1:  # a number of NumPy's
         return float(loss.item())  # pyright: ignore[reportAttributeAccessIssue]
-    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
+    what = type(loss).__name__
+    if isinstance(loss, Tensor):
+        what = f"a tensor of shape {tuple(loss.shape)} and dtype {loss.dtype}"
     raise TypeError(
-        f"loss must be a number or a tensor with one element, got "
-        f"{what if isinstance(what, str) else what.__name__}: pass the mean training loss since "
-        "the last call"
+        f"loss must be a number or a floating-point tensor with one element, got {what}: pass the "
+        "mean training loss since the last call"
     )
