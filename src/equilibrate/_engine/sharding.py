@@ -133,7 +133,8 @@ class Layout:
     def _shapes_of(self, flattened: Sequence[Tensor]) -> dict[int, list[int]]:
         if not flattened:
             return {}
-        sizes = torch.tensor([float(p.numel()) for p in flattened], dtype=torch.float64)
+        numbers = [float(p.numel()) for p in flattened]
+        sizes = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         (sizes,) = self.total([sizes])
         shapes = {id(p): [int(n)] for p, n in zip(flattened, sizes.tolist(), strict=True)}
         for p in flattened:  # without its padding, which depends on the number of processes

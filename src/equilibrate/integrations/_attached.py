@@ -64,7 +64,7 @@ class Plan:
                 "out, or set schedule=True"
             )
         # The settings are checked where they are used, on an optimizer that is thrown away.
-        groups = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in self._floors]
+        groups = [{"params": [nn.Parameter(torch.zeros(1, device="cpu"))]} for _ in self._floors]
         trial = torch.optim.SGD(groups, lr=0.1)
         self.watch(trial, None)
         self.forecast(trial)

@@ -187,7 +187,8 @@ class FDRCallback(Callback):
             self._log(trainer, named(self._attached))
 
     def _log(self, trainer: Trainer, values: dict[str, float]) -> None:
-        metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        exact = {"dtype": torch.float64, "device": "cpu"}
+        metrics = {name: torch.tensor(value, **exact) for name, value in values.items()}
         trainer.callback_metrics.update(metrics)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)  # Lightning counts from 0

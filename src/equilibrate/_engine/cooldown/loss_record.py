@@ -23,7 +23,7 @@ class LossRecord:
     """
 
     def __init__(self) -> None:
-        self._sums = torch.zeros(_CAPACITY, dtype=torch.float64)
+        self._sums = torch.zeros(_CAPACITY, dtype=torch.float64, device="cpu")
         self._steps: list[int] = []
         self._counts: list[int] = []
         self._start = 0
@@ -57,8 +57,8 @@ class LossRecord:
 
         If there are several processes, all of them must call it.
         """
-        counts = torch.zeros(_CAPACITY, dtype=torch.float64)
-        counts[: len(self._counts)] = torch.tensor(self._counts, dtype=torch.float64)
+        counts = torch.zeros(_CAPACITY, dtype=torch.float64, device="cpu")
+        counts[: len(self._counts)] = counts.new_tensor(self._counts)
         sums = torch.where(counts > 0, self._sums.cpu(), 0.0)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             both = torch.stack([sums, counts]).to(self._sums.device)
@@ -81,7 +81,7 @@ class LossRecord:
         """Restore a state that `state_dict` returned."""
         self._start = state["start"]
         self._steps, self._counts = list(state["steps"]), list(state["counts"])
-        self._sums[: len(self._steps)] = torch.tensor(state["sums"], dtype=torch.float64)
+        self._sums[: len(self._steps)] = self._sums.new_tensor(state["sums"])
 
     def _merge(self) -> None:
         half = _CAPACITY // 2
