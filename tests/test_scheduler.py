@@ -316,6 +316,25 @@ def test_stepping_at_every_batch_is_safe_by_default():
     assert reasons == "too few steps: 51 of 100 since the last check"
 
 
+@pytest.mark.parametrize("clipped", [False, True])
+def test_calls_at_every_batch_rarely_wait_for_the_device(clipped, monkeypatch):
+    """Parameters that are edited after each step leave few steps in the window for a long time."""
+    readings = []
+    real = eq.Monitor.reading
+    monkeypatch.setattr(eq.Monitor, "reading", lambda self: readings.append(0) or real(self))
+    run = Balanced(every=16, min_steps=100, factor=0.5)
+    calls = 3500 if clipped else 400
+    for _ in range(calls):
+        run.train(steps=1)
+        if clipped:
+            with torch.no_grad():
+                run.parameters[0].clamp_(-9, 9)
+        run.scheduler.step()
+    first = run.scheduler.judgements[0]
+    assert first.step == (3168 if clipped else 208)  # the first at which there are 100
+    assert len(readings) < calls / 40
+
+
 @pytest.mark.parametrize("loss", [0.5, torch.tensor(0.5), np.float32(0.5), np.array(0.5)])
 def test_a_loss_is_ignored_by_a_rule_that_needs_none(loss):
     run = Balanced()

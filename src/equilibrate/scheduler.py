@@ -125,6 +125,8 @@ class FDRScheduler(LRScheduler):
         """The layers at the last lowering, if `keep_layers` is set."""
         self._warned = False
         self._seen = self._decided = self._marked = self.monitor.step
+        self._retry = 0
+        """The step before which the window cannot have enough steps; not saved with the state."""
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
 
@@ -190,6 +192,7 @@ class FDRScheduler(LRScheduler):
         self.monitor.reset()
         self.monitor.mark()
         self._marked = self.monitor.step
+        self._retry = 0
         if self.forecaster is not None:
             self.forecaster.reset()
         if self._losses is not None:
@@ -258,6 +261,7 @@ class FDRScheduler(LRScheduler):
         if self._losses is not None:
             self._losses.load_state_dict(state_dict["losses"])
         self.judgements.clear()
+        self._retry = 0
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._last_lr = list(state_dict["last_lr"])
@@ -322,8 +326,14 @@ class FDRScheduler(LRScheduler):
         if self._seen - self._marked >= self.min_steps:
             self.monitor.mark()
             self._marked = self._seen
+        if self._seen < self._retry:
+            return wait(self.last_decision.reason)  # a reading would wait for the device
         reading = self.monitor.reading()
         if 0 < reading.count < self.min_steps:
+            # The window has half of the steps, up to the last one that was measured.
+            every = self.monitor.every
+            lacking = 2 * (self.min_steps - reading.count) - every - 1
+            self._retry = self._seen + max(every - self.monitor.since_reset % every, lacking)
             return wait(f"too few steps: {reading.count} of {self.min_steps} in the window")
         self._decided = self._seen
         verdict = self.rule.judge(reading := self._complete(reading))

@@ -150,8 +150,9 @@ class GivenMeans:
     ) -> None:
         """Write the sum; the means are left alone. See `Means.measure`."""
         zero = out.new_zeros(())
+        exact = precision(params[0].dtype)
         cells = [
-            zero if g is None else dot(p.detach().float() - m.float(), g.float()).double()
+            zero if g is None else dot(p.detach().to(exact) - m.to(exact), g.to(exact)).double()
             for p, g, m in zip(params, gradients, self._means, strict=True)
         ]
         torch.dot(torch.stack(cells), self._weights, out=out[0])

@@ -76,7 +76,7 @@ def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, 
 
     Raises:
         TypeError: If `averaged` is neither a model nor pairs.
-        ValueError: If a parameter has no average, or one of another shape.
+        ValueError: If a parameter has no average, or one of another shape or on another device.
     """
     groups = optimizer.param_groups
     params = all_parameters(optimizer)
@@ -85,12 +85,12 @@ def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, 
         if len(names) == len(params):
             own = dict(averaged.module.named_parameters())
             pairs = [(p, own[name]) for p, name in zip(params, names, strict=True) if name in own]
-        elif len(groups) == 1:
-            pairs = list(zip(params, averaged.module.parameters(), strict=False))
+        elif len(groups) == 1 and len(own := list(averaged.module.parameters())) == len(params):
+            pairs = list(zip(params, own, strict=True))
         else:
             raise ValueError(
                 "the parameters of averaged cannot be told apart, since the optimizer has several "
-                "groups and no names: pass averaged=zip(model.parameters(), "
+                "groups or not all parameters, and no names: pass averaged=zip(model.parameters(), "
                 "averaged.module.parameters())"
             )
     else:
@@ -107,6 +107,11 @@ def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, 
             raise ValueError(
                 f"averaged has no average for a parameter of shape {tuple(p.shape)}: pass "
                 "averaged=zip(model.parameters(), averaged.module.parameters())"
+            )
+        if found[id(p)].device != p.device:
+            raise ValueError(
+                f"averaged is on {found[id(p)].device}, its parameters on {p.device}: keep both on "
+                "one device"
             )
     return {id(p): found[id(p)] for p in params}
 
