@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equilibrate._engine.sharding import device_for
 from equilibrate.gains import Losses
 
 _CAPACITY = 512
@@ -61,7 +62,8 @@ class LossRecord:
         counts[: len(self._counts)] = counts.new_tensor(self._counts)
         sums = torch.where(counts > 0, self._sums.cpu(), 0.0)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            both = torch.stack([sums, counts]).to(self._sums.device)
+            # Losses may be numbers of the host, which NCCL cannot add up.
+            both = torch.stack([sums, counts]).to(device_for(None, self._sums.device))
             dist.all_reduce(both)
             sums, counts = both.cpu()
         kept = len(self._steps)
