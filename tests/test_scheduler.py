@@ -9,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR, StepLR
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibrate as eq
 from equilibrate.rules import Gain, Threshold, Verdict
@@ -333,6 +334,35 @@ def test_calls_at_every_batch_rarely_wait_for_the_device(clipped, monkeypatch):
     first = run.scheduler.judgements[0]
     assert first.step == (3168 if clipped else 208)  # the first at which there are 100
     assert len(readings) < calls / 40
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a number is read from a tensor, which waits for its device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_learning_rate_tensor_is_read_only_if_somebody_has_changed_it():
+    theta = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([theta], lr=torch.tensor(0.5), foreach=False)
+    scheduler = eq.FDRScheduler(optimizer, threshold=1e-9, min_steps=50, cooldown_end=100)
+    counts = []
+    for step in range(100):
+        theta.grad = torch.randn(4)
+        optimizer.step()
+        if step == 20:
+            optimizer.param_groups[0]["lr"].mul_(0.5)
+        with Reads() as reads:
+            scheduler.step()
+        counts.append(reads.count)
+        assert scheduler.get_last_lr()[0].item() == pytest.approx(scheduler.last_decision.lr)
+    assert counts[:49] == [1] + 19 * [0] + [1] + 28 * [0]
+    assert counts[90:] == 10 * [0]  # in the cooldown
+    assert scheduler.last_decision.lr == 0
 
 
 @pytest.mark.parametrize("loss", [0.5, torch.tensor(0.5), np.float32(0.5), np.array(0.5)])

@@ -127,6 +127,8 @@ class FDRScheduler(LRScheduler):
         self._seen = self._decided = self._marked = self.monitor.step
         self._retry = 0
         """The step before which the window cannot have enough steps; not saved with the state."""
+        self._written: list[Any] = []
+        """What identifies the learning rates that the last call has set."""
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
 
@@ -177,6 +179,7 @@ class FDRScheduler(LRScheduler):
         if decision.lowered:
             self.kept_layers = by_name(self.monitor, self.rule) if self.keep_layers else {}
         super().step(epoch)
+        self._written = self._identities()
         if decision.lowered:
             self.restart()  # after the learning rate is set, with which a trace begins
 
@@ -261,7 +264,7 @@ class FDRScheduler(LRScheduler):
         if self._losses is not None:
             self._losses.load_state_dict(state_dict["losses"])
         self.judgements.clear()
-        self._retry = 0
+        self._retry, self._written = 0, []
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._last_lr = list(state_dict["last_lr"])
@@ -290,7 +293,15 @@ class FDRScheduler(LRScheduler):
         self.last_decision = Decision(False, reason, self.monitor.reading(), tuple(lrs))
 
     def _current(self) -> list[float]:
+        """Return the learning rates. Reading tensors that nobody has changed would wait."""
+        if self._written and self._written == self._identities():
+            return list(self.last_decision.lrs)
         return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def _identities(self) -> list[Any]:
+        """Return what changes if a learning rate does: its value, or the version of a tensor."""
+        lrs = [group["lr"] for group in self.optimizer.param_groups]
+        return [(id(lr), lr._version) if isinstance(lr, Tensor) else lr for lr in lrs]
 
     def _decide(self) -> Decision:
         current = self._current()
