@@ -339,6 +339,8 @@ SAVING = {
     ids=[*SAVING, "in the middle of it, gain"],
 )
 def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(saved, settings, tmp_path):
+    """After the best one of evaluations with averaged parameters, too."""
+    settings = settings | {"evaluate_averaged": saved == "after the best"}
     options = SAVING[saved] | {"bf16": saved == "after each epoch"}
     if saved == "after the best":
         options |= {"eval_strategy": "steps", "eval_steps": 30, "eval_dataset": Noise(32)}
