@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from equilibrate._engine.cooldown.loss_record import check_loss
 from equilibrate.layers import Layer
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observation, Observer, is_first_process
@@ -276,6 +277,8 @@ class _Mean:
                 )
             exact = torch.float32 if loss.device.type == "mps" else torch.float64
             loss = loss.detach().reshape(()).to(exact, copy=True)
+        else:
+            loss = check_loss(loss)
         self._sum = loss + self._sum
         self._count += 1
 
