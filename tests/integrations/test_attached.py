@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from support.rules import Noting
@@ -349,5 +350,7 @@ def test_a_setting_that_there_is_not():
 def test_one_floor_for_each_group_is_checked_with_the_optimizer():
     model, optimizer = model_and_optimizer(2)
     assert attach(model, optimizer, plan(min_lr=[0.01, 0.02])).scheduler.min_lrs == (0.01, 0.02)
+    array = np.array([0.01, 0.02])
+    assert attach(model, optimizer, plan(min_lr=array)).scheduler.min_lrs == (0.01, 0.02)
     with pytest.raises(ValueError, match="one for each of the 2 parameter group"):
         attach(model, optimizer, plan(min_lr=[0.01]))

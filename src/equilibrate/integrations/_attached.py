@@ -64,7 +64,8 @@ class Plan:
                 "out, or set schedule=True"
             )
         # The settings are checked where they are used, on an optimizer that is thrown away.
-        groups = [{"params": [nn.Parameter(torch.zeros(1, device="cpu"))]} for _ in self._floors]
+        number = max(1, len(self._floors))
+        groups = [{"params": [nn.Parameter(torch.zeros(1, device="cpu"))]} for _ in range(number)]
         trial = torch.optim.SGD(groups, lr=0.1)
         self.watch(trial, None)
         self.forecast(trial)
@@ -73,9 +74,9 @@ class Plan:
 
     @property
     def _floors(self) -> Sequence[float]:
-        """One learning rate for each group that there must be; for one group if not known."""
-        min_lr = self.settings.get("min_lr", 0.0)
-        return min_lr if isinstance(min_lr, Sequence) and min_lr else (0.0,)
+        """The `min_lr` of each group; nothing if there is one for all of them."""
+        min_lr: Any = self.settings.get("min_lr", 0.0)
+        return min_lr if hasattr(min_lr, "__len__") and not isinstance(min_lr, Tensor) else ()
 
     @property
     def of_scheduler(self) -> dict[str, Any]:
