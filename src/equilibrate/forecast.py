@@ -216,8 +216,10 @@ class Forecaster:
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers and tensors that `torch.load` reads by default.
 
-        It holds the means, one copy of the parameters for each horizon. They are distributed as the
-        parameters are. If parameters are sharded, every process must call it.
+        It holds the means, which are as large as the parameters for each horizon and distributed as
+        these are. As in the state of an optimizer they are not copied: to return to a state later
+        without saving it, keep a `copy.deepcopy` of it. If parameters are sharded, every process
+        must call it.
         """
         own = {"every": self.every, "horizons": list(self._matches)}
         return self._sampler.state_dict() | own

@@ -210,7 +210,8 @@ class FDRScheduler(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scheduler and its monitor, which `torch.load` reads by default.
 
-        Under sharded training every process must call it.
+        Under sharded training every process must call it. The means of a forecaster are not copied;
+        see `Forecaster.state_dict`.
         """
         reading = replace(self.last_decision.reading, **_WITHOUT)
         decision = asdict(replace(self.last_decision, reading=reading))
