@@ -423,8 +423,9 @@ def test_an_average_of_ones_own(how):
         ({"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
         ({"horizons": ()}, "horizons is empty: pass lengths of cooldowns"),
         ({"horizons": 400}, r"horizons must be a sequence, got 400: pass \(400,\)"),
-        ({"horizons": (60,)}, r"at least 4 \* every = 64, got 60"),
-        ({"horizons": (64.5,)}, "horizons must be whole numbers of steps, .* got 64.5"),
+        ({"horizons": (60,)}, r"each of horizons must be .* steps, at least 64, got 60"),
+        ({"horizons": (64.5,)}, r"each of horizons must be a whole number of steps, .* got 64.5"),
+        ({"every": True}, r"every must be a whole number of steps, at least 1, got True"),
         ({"half_life": 5}, "half_life is that of averaged: leave it out"),
         ({"averaged": [], "horizons": (400,)}, "horizons and averaged exclude each other"),
         ({"averaged": []}, r"half_life must be given with averaged, .* got None"),
@@ -453,6 +454,16 @@ def test_an_average_in_double_precision_is_read_in_double_precision():
             ema.lerp_(theta.detach(), 0.1)
         gained += gains(forecaster)
     assert gained[1] == pytest.approx(gained[0], rel=1e-4)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    forecaster = eq.Forecaster(optimizer, np.array([64, 80]), every=np.int64(4))  # pyright: ignore[reportArgumentType]
+    monitor = eq.Monitor(optimizer, every=np.int64(4))  # pyright: ignore[reportArgumentType]
+    for each in (forecaster, monitor):
+        torch.save(each.state_dict(), tmp_path / "state.pt")
+        each.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert forecaster.horizons == (64, 80)
 
 
 def test_wrong_averages_are_named():

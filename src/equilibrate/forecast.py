@@ -83,8 +83,7 @@ class Forecaster:
         process_group: Any | None = None,
     ) -> None:
         self._optimizer = unwrap(optimizer)
-        check_arguments(self._optimizer, every)
-        self.every = every
+        self.every = every = check_arguments(self._optimizer, every)
         self._process_group = process_group
         self._averaged = averaged
         self._half_life = half_life

@@ -88,7 +88,7 @@ class Monitor:
         trace: bool = False,
     ) -> None:
         self._optimizer = unwrap(optimizer)
-        check_arguments(self._optimizer, every)
+        every = check_arguments(self._optimizer, every)
         self._names = Names(self._optimizer, named_parameters)
         self._process_group = process_group
         self._traces = trace

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equilibrate._engine.cooldown.loss_record import check_loss
+from equilibrate._engine.steps import check_steps
 from equilibrate.layers import Layer
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observation, Observer, is_first_process
@@ -101,8 +102,6 @@ class Recorder:
         layers: bool = False,
         forecaster: Any | None = None,
     ) -> None:
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
         if not isinstance(path, str | os.PathLike):
             raise TypeError(
                 f"path must be a folder or a file that ends in .jsonl, got {type(path).__name__}: "
@@ -110,7 +109,7 @@ class Recorder:
             )
         self.path = record_path(path)
         """The record."""
-        self.every = every
+        self.every = check_steps("every", every)
         self._observer = Observer(source, layers=layers, forecaster=forecaster)
         self._observer.check()
         self._losses = _Mean()

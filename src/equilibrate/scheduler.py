@@ -17,13 +17,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from equilibrate._engine.cooldown.line import Line
 from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
+from equilibrate._engine.steps import check_steps
 from equilibrate._watchers import forecaster_for, monitor_for
 from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of
-from equilibrate.rules.base import check_rule, check_steps, settings_of, with_total_steps
+from equilibrate.rules.base import check_rule, settings_of, with_total_steps
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster

@@ -334,7 +334,7 @@ def test_scale_invariant_weights_can_be_left_out():
         ({"min_lr": [0.1, -1]}, r"min_lr must be one number ≥ 0, .* got \[0.1, -1\]"),
         ({"every": 0}, r"every must be a whole number of steps"),
         ({"every": 0, "schedule": False}, r"every must be a whole number of steps"),
-        ({"horizons": [3], "schedule": False}, r"horizons must .* at least 4"),
+        ({"horizons": [3], "schedule": False}, r"horizons must .* at least 4, got 3"),
     ],
 )
 def test_settings_are_checked_before_there_is_an_optimizer(arguments, message):

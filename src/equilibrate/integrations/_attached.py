@@ -269,16 +269,6 @@ class Attached:
             )
 
 
-def check_start(start: int | None) -> None:
-    """Check the number of steps before the first window.
-
-    Raises:
-        ValueError: If it is not a whole number, or negative.
-    """
-    if start is not None and (not isinstance(start, int) or start < 0):
-        raise ValueError(f"start must be a whole number of steps, at least 0, got {start!r}")
-
-
 def named(attached: Sequence[Attached]) -> dict[str, float]:
     """Return the numbers of several optimizers, numbered if there are more than one."""
     if len(attached) == 1:

@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
+from equilibrate._engine.steps import check_steps
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations._attached import (
     Attached,
     Plan,
     Settings,
-    check_start,
     named,
     warn_of_missing_state,
     warn_of_statistics,
@@ -79,9 +79,8 @@ class FDRCallback(Callback):
         evaluate_averaged: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
-        check_start(start)
         self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
-        self._start = start
+        self._start = check_steps("start", start, least=0)
         self._attached: list[Attached] = []
         self._validation = ExitStack()
         self._logged = 0

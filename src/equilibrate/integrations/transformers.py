@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
+from equilibrate._engine.steps import check_steps
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations._attached import (
     Attached,
     Plan,
     Settings,
-    check_start,
     warn_of_missing_state,
     warn_of_statistics,
 )
@@ -87,10 +87,9 @@ class FDRCallback(TrainerCallback):
         evaluate_averaged: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
-        check_start(start)
         self._trainer = trainer
         self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
-        self._start = start
+        self._start = None if start is None else check_steps("start", start, least=0)
         self._created_by_trainer = trainer.lr_scheduler is None
         self._attached: Attached | None = None
         self._logged = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -98,30 +97,6 @@ def check_factor(factor: float) -> None:
     """
     if isinstance(factor, str) or not 0 < factor < 1:
         raise ValueError(f"factor must lie between 0 and 1, such as 0.9, got {factor!r}")
-
-
-def check_steps(name: str, steps: Any) -> int:
-    """Check a number of optimizer steps.
-
-    Args:
-        name: The name of the argument.
-        steps: Its value.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: If it is not a whole number, or smaller than one.
-    """
-    try:
-        number = operator.index(steps)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(steps, bool):
-        raise ValueError(
-            f"{name} must be a whole number of optimizer steps, at least 1, got {steps!r}"
-        )
-    return number
 
 
 def settings_of(rule: Rule) -> dict[str, Any]:

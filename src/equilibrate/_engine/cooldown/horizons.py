@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from equilibrate._engine.optimizer.parameters import all_parameters
+from equilibrate._engine.steps import check_steps
 from equilibrate.estimates import Estimate
 from equilibrate.gains import Forecast, average
 from equilibrate.solvable.cooldown import Match, exponential_match
@@ -31,7 +32,7 @@ def own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
     Raises:
         ValueError: If it is not a sequence, there is none, or one is too short.
     """
-    if isinstance(horizons, int):
+    if not isinstance(horizons, Iterable | None):
         raise ValueError(f"horizons must be a sequence, got {horizons}: pass ({horizons},)")
     if horizons is None and every > min(_DEFAULT) // 4:
         raise ValueError(
@@ -39,15 +40,10 @@ def own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
             f"{every}: pass a smaller one, or horizons of at least {4 * every} steps to the "
             "Forecaster"
         )
-    chosen = _DEFAULT if horizons is None else tuple(horizons)
+    given = _DEFAULT if horizons is None else horizons
+    chosen = [check_steps("each of horizons", horizon, least=4 * every) for horizon in given]
     if not chosen:
         raise ValueError("horizons is empty: pass lengths of cooldowns, such as (150, 400)")
-    for horizon in chosen:
-        if not isinstance(horizon, int) or horizon < 4 * every:
-            raise ValueError(
-                f"horizons must be whole numbers of steps, at least 4 * every = {4 * every}, got "
-                f"{horizon}"
-            )
     return {horizon: exponential_match(horizon, every) for horizon in chosen}
 
 
