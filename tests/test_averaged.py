@@ -56,6 +56,35 @@ def test_training_continues_as_if_nothing_had_happened():
     assert forecaster.forecasts() == unused.forecasts()
 
 
+@pytest.mark.parametrize("every", [1, 16])
+def test_a_monitor_measures_on_as_if_nothing_had_happened(every):
+    """Readings are those of a run without evaluations."""
+    readings = []
+    for evaluates in (False, True):
+        model, optimizer, forecaster = trained(1)
+        monitor = eq.Monitor(optimizer, every=every)
+        for first in range(1, 100, 11):
+            train(model, optimizer, 11, first=first)
+            if evaluates:
+                monitor.reading()
+                with forecaster.averaged(), forecaster.averaged(min(HORIZONS)):
+                    monitor.reading()  # does not warn
+                    state = monitor.state_dict()  # as of trainers that save after an evaluation
+                monitor.reading()
+                monitor.load_state_dict(state)
+        readings.append(monitor.reading())
+    assert readings[0] == readings[1]
+    assert readings[0].count > 40
+
+
+def test_a_graph_from_inside_of_a_block_is_not_used_after_it():
+    model, _, forecaster = trained()
+    with forecaster.averaged():
+        loss = model(torch.ones(1, 6, dtype=torch.float64)).square().sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def noisy_quadratic(steps, drift=0.0, lr=0.1, seed=0):
     """Forty modes of curvature 1 with noise, and a minimum that moves along."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,5 +1,7 @@
 """A scheduler that cools down linearly to the end of a training, from its first decision on."""
 
+import linecache
+
 import pytest
 import torch
 from torch import nn
@@ -167,8 +169,9 @@ def test_a_training_that_goes_on_at_a_rate_of_zero_is_told_once():
 
 def test_a_decision_after_the_end_multiplies_by_the_factor():
     optimizer, scheduler = scheduled(At(120), factor=0.5)
-    with pytest.warns(UserWarning, match="cooldown_end=100 has passed without a cooldown"):
+    with pytest.warns(UserWarning, match="cooldown_end=100 has passed without") as warned:
         rates = [rate for (rate,) in train(optimizer, scheduler, 121, each=60)]
+    assert "scheduler.step()" in linecache.getline(warned[0].filename, warned[0].lineno)
     assert rates[-2:] == [1.0, 0.5]
     train(optimizer, scheduler, 60)  # one warning is enough
 
@@ -221,6 +224,13 @@ def test_a_state_that_knows_no_cooldown_is_loaded():
 def test_wrong_ends_are_named(wrong):
     with pytest.raises(ValueError, match=rf"cooldown_end must be a whole .* 1, got {wrong}"):
         scheduled(cooldown_end=wrong)
+
+
+def test_an_end_that_has_passed_is_named():
+    optimizer, scheduler = scheduled()
+    train(optimizer, scheduler, 100)
+    with pytest.raises(ValueError, match="cooldown_end is 100, but the monitor has seen 100 steps"):
+        eq.FDRScheduler(optimizer, monitor=scheduler.monitor, cooldown_end=100)
 
 
 def test_gain_begins_the_cooldown_of_a_noisy_quadratic_by_itself():

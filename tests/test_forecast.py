@@ -423,8 +423,9 @@ def test_an_average_of_ones_own(how):
         ({"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
         ({"horizons": ()}, "horizons is empty: pass lengths of cooldowns"),
         ({"horizons": 400}, r"horizons must be a sequence, got 400: pass \(400,\)"),
-        ({"horizons": (60,)}, r"at least 4 \* every = 64, got 60"),
-        ({"horizons": (64.5,)}, "horizons must be whole numbers of steps, .* got 64.5"),
+        ({"horizons": (60,)}, r"each of horizons must be .* steps, at least 64, got 60"),
+        ({"horizons": (64.5,)}, r"each of horizons must be a whole number of steps, .* got 64.5"),
+        ({"every": True}, r"every must be a whole number of steps, at least 1, got True"),
         ({"half_life": 5}, "half_life is that of averaged: leave it out"),
         ({"averaged": [], "horizons": (400,)}, "horizons and averaged exclude each other"),
         ({"averaged": []}, r"half_life must be given with averaged, .* got None"),
@@ -437,15 +438,50 @@ def test_wrong_arguments_are_named(arguments, message):
         eq.Forecaster(optimizer, **arguments)
 
 
+def test_an_average_in_double_precision_is_read_in_double_precision():
+    """Far from the origin, where single precision does not tell parameters and average apart."""
+    gained = []
+    for minimum in (0.0, 1e6):
+        generator = torch.Generator().manual_seed(0)
+        theta = nn.Parameter(torch.full((8,), minimum, dtype=torch.float64))
+        ema = theta.detach().clone()
+        optimizer = torch.optim.SGD([theta], lr=0.1)
+        forecaster = eq.Forecaster(optimizer, every=2, averaged=[(theta, ema)], half_life=6.0)
+        for _ in range(100):
+            noise = torch.randn(8, generator=generator, dtype=torch.float64)
+            theta.grad = theta.detach() - minimum + 1e-2 * noise
+            optimizer.step()
+            ema.lerp_(theta.detach(), 0.1)
+        gained += gains(forecaster)
+    assert gained[1] == pytest.approx(gained[0], rel=1e-4)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    forecaster = eq.Forecaster(optimizer, np.array([64, 80]), every=np.int64(4))  # pyright: ignore[reportArgumentType]
+    monitor = eq.Monitor(optimizer, every=np.int64(4))  # pyright: ignore[reportArgumentType]
+    for each in (forecaster, monitor):
+        torch.save(each.state_dict(), tmp_path / "state.pt")
+        each.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert forecaster.horizons == (64, 80)
+
+
 def test_wrong_averages_are_named():
     model = small_model()
     ema = AveragedModel(model)
     groups = [{"params": [p]} for p in model.parameters()]
-    with pytest.raises(ValueError, match="several groups and no names: pass averaged=zip"):
+    with pytest.raises(ValueError, match=r"several groups or not all .* pass averaged=zip"):
         eq.Forecaster(torch.optim.SGD(groups, lr=0.1), averaged=ema, half_life=50)
-    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    twins = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    second = torch.optim.SGD(twins[1].parameters(), lr=0.1)  # the first is frozen
+    with pytest.raises(ValueError, match="or not all parameters, and no names"):
+        eq.Forecaster(second, averaged=AveragedModel(twins), half_life=50)
+    other = torch.optim.SGD([p for _ in range(2) for p in nn.Linear(2, 2).parameters()], lr=0.1)
     with pytest.raises(ValueError, match=r"no average for a parameter of shape \(2, 2\)"):
         eq.Forecaster(other, averaged=ema, half_life=50)
+    elsewhere = AveragedModel(model, device=torch.device("meta"))
+    with pytest.raises(ValueError, match="averaged is on meta, its parameters on cpu: keep both"):
+        eq.Forecaster(torch.optim.SGD(model.parameters(), lr=0.1), averaged=elsewhere, half_life=50)
     with pytest.raises(TypeError, match=r"must be an AveragedModel, or pairs .* got int"):
         eq.Forecaster(other, averaged=3, half_life=50)  # pyright: ignore[reportArgumentType]
 

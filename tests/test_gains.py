@@ -79,3 +79,9 @@ def test_error_bars_of_the_slope(count, correlation):
 def test_blocks_keep_the_end_of_a_series():
     assert blocks(range(47)).tolist() == [2 * k + 1.5 for k in range(23)]
     assert blocks(range(400)).tolist() == [20 * k + 9.5 for k in range(20)]
+
+
+def test_losses_of_one_step_have_no_slope():
+    found = Losses(0, (5,) * 8, (1.0,) * 8).fall(since=5)
+    assert math.isnan(found.value)
+    assert found.method == "all losses are of the same step"

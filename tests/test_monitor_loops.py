@@ -548,3 +548,28 @@ def test_a_non_finite_gradient_spoils_one_step_only():
         p.data.copy_(before)
     assert monitor.reading().count == 2
     assert monitor.reading().undefined is None
+
+
+def test_the_default_device_may_be_another_one_than_that_of_the_model():
+    """With `torch.set_default_device("cuda")` numbers that stay on the host must not go there."""
+    torch.manual_seed(0)
+    theta = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([theta], lr=0.1, momentum=0.9)
+    names = {"theta": theta}
+    with torch.device("meta"):  # nothing can be read from there
+        monitor = eq.Monitor(optimizer, named_parameters=names, every=2, trace=True)
+        stationary = eq.FDRScheduler(optimizer, monitor=monitor, rule=eq.rules.Stationary())
+        forecaster = eq.Forecaster(optimizer, horizons=[8], every=2)
+        gain = eq.FDRScheduler(optimizer, rule=eq.rules.Gain(), forecaster=forecaster)
+        for _ in range(300):
+            theta.grad = theta.detach() + torch.randn_like(theta)
+            optimizer.step()
+            gain.step(theta.detach().square().sum())
+            stationary.step()
+        for scheduler in (gain, stationary):
+            assert scheduler.judgements
+            scheduler.load_state_dict(scheduler.state_dict())
+        with forecaster.averaged():
+            assert monitor.parameter_rotations()["theta"].samples
+    assert forecaster.forecasts()[0].undefined is None
+    assert monitor.reading().count == 150

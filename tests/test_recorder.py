@@ -360,6 +360,10 @@ def test_errors(tmp_path):
     recorder = eq.Recorder(tmp_path, scheduler)
     with pytest.raises(ValueError, match="left, lr is written by the recorder: rename it"):
         recorder.record(lr=1, left=2)
+    with pytest.raises(TypeError, match=r"loss must be a number .* got str: pass the mean"):
+        recorder.record(loss="1.0")
+    with pytest.raises(TypeError, match=r"loss must be a number .* got ndarray: pass the mean"):
+        recorder.record(loss=numpy.ones(2))
     with pytest.raises(ValueError, match=r"tensor with one element, got shape \(2,\): pass loss"):
         recorder.record(loss=torch.ones(2))
     with pytest.raises(TypeError, match=r"the row cannot be written as JSON"):

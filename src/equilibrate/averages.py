@@ -150,7 +150,7 @@ class HalfRunningBlocks:
     def value(self) -> Tensor:
         """Ō(t), on the host; nan before the first block."""
         if not self._blocks:
-            return torch.full(self.shape, torch.nan, dtype=torch.float64)
+            return torch.full(self.shape, torch.nan, dtype=torch.float64, device="cpu")
         part = self._blocks % 2  # if odd, only the later half of the oldest block counts
         return (self._sums[0, part] + self._sums[1:, 0].sum(0)) / self.window
 
@@ -174,7 +174,7 @@ class HalfRunningBlocks:
     def reset(self) -> None:
         """Remove all values."""
         self._blocks = 0
-        self._sums = torch.empty((0, 2, *self.shape), dtype=torch.float64)
+        self._sums = torch.empty((0, 2, *self.shape), dtype=torch.float64, device="cpu")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, from which `load_state_dict` continues bit by bit."""

@@ -83,8 +83,7 @@ class Forecaster:
         process_group: Any | None = None,
     ) -> None:
         self._optimizer = unwrap(optimizer)
-        check_arguments(self._optimizer, every)
-        self.every = every
+        self.every = every = check_arguments(self._optimizer, every)
         self._process_group = process_group
         self._averaged = averaged
         self._half_life = half_life
@@ -216,8 +215,10 @@ class Forecaster:
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers and tensors that `torch.load` reads by default.
 
-        It holds the means, one copy of the parameters for each horizon. They are distributed as the
-        parameters are. If parameters are sharded, every process must call it.
+        It holds the means, which are as large as the parameters for each horizon and distributed as
+        these are. As in the state of an optimizer they are not copied: to return to a state later
+        without saving it, keep a `copy.deepcopy` of it. If parameters are sharded, every process
+        must call it.
         """
         own = {"every": self.every, "horizons": list(self._matches)}
         return self._sampler.state_dict() | own

@@ -112,8 +112,8 @@ class Losses:
             since: Step from which on losses are used. Each must be of an interval after it.
 
         Returns:
-            The estimate; nan, with the reason as its `method`, if there are fewer than five losses
-            or one is not finite.
+            The estimate; nan, with the reason as its `method`, if there are fewer than five losses,
+            all of them are of the same step, or one is not finite.
         """
         begins = (self.start, *self.steps[:-1])
         chosen = [i for i, begin in enumerate(begins) if begin >= since]
@@ -121,6 +121,8 @@ class Losses:
             reason = f"{len(chosen)} of {_FEWEST} losses since step {since}"
             return Estimate(math.nan, math.nan, method=reason)
         middles = [(begins[i] + self.steps[i]) / 2 for i in chosen]
+        if min(middles) == max(middles):
+            return Estimate(math.nan, math.nan, method="all losses are of the same step")
         values = [self.values[i] for i in chosen]
         if not all(map(math.isfinite, values)):
             return Estimate(math.nan, math.nan, method="losses are not finite")

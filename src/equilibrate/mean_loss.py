@@ -80,7 +80,7 @@ def require_mean_loss(
     places = list(range(len(inputs))) if len(inputs) > 1 else [0, 0]
 
     def evaluate(*chosen: int) -> _Evaluation:
-        index = torch.tensor(chosen).repeat(2)
+        index = torch.tensor(chosen, device="cpu").repeat(2)
         value = loss((inputs[index.to(inputs.device)], targets[index.to(targets.device)]))
         if not isinstance(value, Tensor) or value.ndim != 0:
             is_tensor = isinstance(value, Tensor)

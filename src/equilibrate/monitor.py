@@ -88,7 +88,7 @@ class Monitor:
         trace: bool = False,
     ) -> None:
         self._optimizer = unwrap(optimizer)
-        check_arguments(self._optimizer, every)
+        every = check_arguments(self._optimizer, every)
         self._names = Names(self._optimizer, named_parameters)
         self._process_group = process_group
         self._traces = trace
@@ -126,6 +126,11 @@ class Monitor:
     def step(self) -> int:
         """Optimizer steps seen, whether measured or not."""
         return self._watch.clock.steps
+
+    @property
+    def since_reset(self) -> int:
+        """Optimizer steps since the last `reset`, of which the window is the later half."""
+        return self._watch.since_reset
 
     def reading(self) -> Reading:
         """Return FDR1 for the whole model.
@@ -217,8 +222,9 @@ steps: it will not equilibrate in this run
         """
         reading = self.reading()
         decays = [decay_of(self._optimizer, group) for group in self._optimizer.param_groups]
-        since = self._watch.since_reset
-        return look_ahead(reading, decays, threshold=threshold, since=since, remaining=remaining)
+        return look_ahead(
+            reading, decays, threshold=threshold, since=self.since_reset, remaining=remaining
+        )
 
     def reset(self) -> None:
         """Restart the averaging window. The step counter keeps running."""

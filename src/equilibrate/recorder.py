@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from equilibrate._engine.cooldown.loss_record import check_loss
+from equilibrate._engine.steps import check_steps
 from equilibrate.layers import Layer
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observation, Observer, is_first_process
@@ -100,8 +102,6 @@ class Recorder:
         layers: bool = False,
         forecaster: Any | None = None,
     ) -> None:
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
         if not isinstance(path, str | os.PathLike):
             raise TypeError(
                 f"path must be a folder or a file that ends in .jsonl, got {type(path).__name__}: "
@@ -109,7 +109,7 @@ class Recorder:
             )
         self.path = record_path(path)
         """The record."""
-        self.every = every
+        self.every = check_steps("every", every)
         self._observer = Observer(source, layers=layers, forecaster=forecaster)
         self._observer.check()
         self._losses = _Mean()
@@ -276,6 +276,8 @@ class _Mean:
                 )
             exact = torch.float32 if loss.device.type == "mps" else torch.float64
             loss = loss.detach().reshape(()).to(exact, copy=True)
+        else:
+            loss = check_loss(loss)
         self._sum = loss + self._sum
         self._count += 1
 

@@ -344,13 +344,3 @@ def telescoped_residual(
     overlap_drift = overlap[1] - overlap[0]
     total = -(1 - momentum) * norm_drift / (2 * lr) - momentum * overlap_drift
     return total / ((1 - dampening) * steps)
-
-
-def combine(means: list[Tensor]) -> tuple[float, float]:
-    """Return the sums of left and right over parts of a model. Both sides of FDR1 are additive.
-
-    Args:
-        means: Means of (left, right) for each part, of shape (2, …).
-    """
-    totals = [mean.reshape(2, -1).sum(1).tolist() for mean in means]
-    return sum(left for left, _ in totals), sum(right for _, right in totals)

@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -16,13 +17,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from equilibrate._engine.cooldown.line import Line
 from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
+from equilibrate._engine.steps import check_steps
 from equilibrate._watchers import forecaster_for, monitor_for
 from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of
-from equilibrate.rules.base import check_rule, check_steps, settings_of, with_total_steps
+from equilibrate.rules.base import check_rule, settings_of, with_total_steps
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
@@ -97,7 +99,7 @@ class FDRScheduler(LRScheduler):
         if threshold is not None and rule is not None:
             raise ValueError("threshold and rule exclude each other: give one of them")
         check_rule(rule)
-        min_steps = check_steps("min_steps", min_steps)
+        self.min_steps = check_steps("min_steps", min_steps)
         self.monitor = monitor_for(
             rule, optimizer, monitor, every=every, scale_invariant=scale_invariant
         )
@@ -107,9 +109,13 @@ class FDRScheduler(LRScheduler):
         self._line = None
         if cooldown_end is not None:
             self._line = Line(check_steps("cooldown_end", cooldown_end))
+            if self.monitor.step >= self._line.end:
+                raise ValueError(
+                    f"cooldown_end is {self._line.end}, but the monitor has seen "
+                    f"{self.monitor.step} steps already, which count: pass a later step"
+                )
             self.rule = with_total_steps(self.rule, self._line.end)
-        self.factor = factor
-        self.min_steps = min_steps
+        self.factor = float(factor)
         self.min_lr = min_lr
         self.last_decision: Decision
         self.judgements: deque[Judgement] = deque(maxlen=256)
@@ -120,6 +126,10 @@ class FDRScheduler(LRScheduler):
         """The layers at the last lowering, if `keep_layers` is set."""
         self._warned = False
         self._seen = self._decided = self._marked = self.monitor.step
+        self._retry = 0
+        """The step before which the window cannot have enough steps; not saved with the state."""
+        self._written: list[Any] = []
+        """What identifies the learning rates that the last call has set."""
         _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
 
@@ -159,6 +169,9 @@ class FDRScheduler(LRScheduler):
             self._start(self._current())
             super().step(epoch)
             return
+        if epoch is not None:  # the window begins here, as for `SequentialLR` at a milestone
+            super().step(epoch)
+            return
         last, decision = self.last_decision, self._decide()
         self.last_decision = decision
         if decision.reading is not last.reading:  # the rule was asked
@@ -167,6 +180,7 @@ class FDRScheduler(LRScheduler):
         if decision.lowered:
             self.kept_layers = by_name(self.monitor, self.rule) if self.keep_layers else {}
         super().step(epoch)
+        self._written = self._identities()
         if decision.lowered:
             self.restart()  # after the learning rate is set, with which a trace begins
 
@@ -182,6 +196,7 @@ class FDRScheduler(LRScheduler):
         self.monitor.reset()
         self.monitor.mark()
         self._marked = self.monitor.step
+        self._retry = 0
         if self.forecaster is not None:
             self.forecaster.reset()
         if self._losses is not None:
@@ -196,12 +211,12 @@ class FDRScheduler(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scheduler and its monitor, which `torch.load` reads by default.
 
-        Under sharded training every process must call it.
+        Under sharded training every process must call it. The means of a forecaster are not copied;
+        see `Forecaster.state_dict`.
         """
         reading = replace(self.last_decision.reading, **_WITHOUT)
         decision = asdict(replace(self.last_decision, reading=reading))
         decision["lrs"] = list(decision["lrs"])
-        min_lr = self.min_lr
         return {
             "last_epoch": self.last_epoch,
             "step_count": self._step_count,
@@ -209,7 +224,7 @@ class FDRScheduler(LRScheduler):
             "base_lrs": [float(lr) for lr in self.base_lrs],
             "rule": settings_of(self.rule),
             "factor": self.factor,
-            "min_lr": min_lr if isinstance(min_lr, int | float) else list(min_lr),
+            "min_lr": float(self.min_lr) if isinstance(self.min_lr, Real) else list(self.min_lrs),
             "min_steps": self.min_steps,
             "seen": self._seen,
             "decided": self._decided,
@@ -251,6 +266,7 @@ class FDRScheduler(LRScheduler):
         if self._losses is not None:
             self._losses.load_state_dict(state_dict["losses"])
         self.judgements.clear()
+        self._retry, self._written = 0, []
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._last_lr = list(state_dict["last_lr"])
@@ -279,7 +295,15 @@ class FDRScheduler(LRScheduler):
         self.last_decision = Decision(False, reason, self.monitor.reading(), tuple(lrs))
 
     def _current(self) -> list[float]:
+        """Return the learning rates. Reading tensors that nobody has changed would wait."""
+        if self._written and self._written == self._identities():
+            return list(self.last_decision.lrs)
         return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def _identities(self) -> list[Any]:
+        """Return what changes if a learning rate does: its value, or the version of a tensor."""
+        lrs = [group["lr"] for group in self.optimizer.param_groups]
+        return [(id(lr), lr._version) if isinstance(lr, Tensor) else lr for lr in lrs]
 
     def _decide(self) -> Decision:
         current = self._current()
@@ -315,8 +339,14 @@ class FDRScheduler(LRScheduler):
         if self._seen - self._marked >= self.min_steps:
             self.monitor.mark()
             self._marked = self._seen
+        if self._seen < self._retry:
+            return wait(self.last_decision.reason)  # a reading would wait for the device
         reading = self.monitor.reading()
         if 0 < reading.count < self.min_steps:
+            # The window has half of the steps, up to the last one that was measured.
+            every = self.monitor.every
+            lacking = 2 * (self.min_steps - reading.count) - every - 1
+            self._retry = self._seen + max(every - self.monitor.since_reset % every, lacking)
             return wait(f"too few steps: {reading.count} of {self.min_steps} in the window")
         self._decided = self._seen
         verdict = self.rule.judge(reading := self._complete(reading))
@@ -373,10 +403,14 @@ _WITHOUT: dict[str, Any] = {"trace": None, "forecasts": None, "losses": None}
 
 def _per_group(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:
     groups = len(optimizer.param_groups)
-    values = (min_lr,) * groups if isinstance(min_lr, int | float) else tuple(min_lr)
+    try:
+        given = [min_lr] * groups if isinstance(min_lr, int | float | Real) else min_lr
+        values = tuple(float(low) for low in given)
+    except (TypeError, ValueError):  # not a number, nor several
+        values = ()
     if len(values) != groups or not all(low >= 0 for low in values):
         raise ValueError(
             f"min_lr must be one number ≥ 0, or one for each of the {groups} parameter group(s), "
-            f"got {min_lr}"
+            f"got {min_lr!r}"
         )
     return values

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from equilibrate._engine.cooldown import loss_record
 from equilibrate._engine.cooldown.loss_record import LossRecord
@@ -30,6 +31,25 @@ def test_neighbours_are_merged_when_the_memory_is_full(monkeypatch):
     begins = (0, *losses.steps[:-1])
     means = [(b + 1 + e) / 2 for b, e in zip(begins, losses.steps, strict=True)]
     assert losses.values == pytest.approx(means)
+
+
+def test_losses_of_the_host_are_added_up_where_the_processes_can(monkeypatch):
+    """NCCL has no way to add up numbers of the host."""
+    places = []
+
+    def all_reduce(tensor):
+        places.append(tensor.device.type)
+        raise InterruptedError
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: "meta:nccl")
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    record = LossRecord()
+    record.add(1, 0.5)
+    with pytest.raises(InterruptedError):
+        record.losses()
+    assert places == ["meta"]
 
 
 def test_state_is_restored(tmp_path):

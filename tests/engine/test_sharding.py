@@ -36,4 +36,4 @@ def test_plain_parameters_are_whole():
 )
 def test_numbers_are_reduced_where_the_backend_can(monkeypatch, backends, device, expected):
     monkeypatch.setattr(sharding.dist, "get_backend_config", lambda group: backends)
-    assert sharding._device_for(None, torch.device(device)) == torch.device(expected)
+    assert sharding.device_for(None, torch.device(device)) == torch.device(expected)

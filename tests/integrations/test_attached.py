@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from support.rules import Noting
@@ -156,6 +157,17 @@ def test_a_lowering_that_something_undoes_is_reported():
         one.advance(epoch_ended=True)
 
 
+def test_a_group_may_be_added_after_a_lowering():
+    """As fine-tuning callbacks do, at a learning rate of its own."""
+    model, optimizer = model_and_optimizer()
+    one = attach(model, optimizer, Plan({"every": 1, **EAGER}, layers=False))
+    steps(optimizer, 20)
+    assert one.advance(epoch_ended=True).lowered
+    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters(), "lr": 0.3})
+    steps(optimizer, 20)
+    assert one.advance(epoch_ended=True).lrs == (0.025, 0.15)
+
+
 def test_several_optimizers_are_numbered():
     parts = [model_and_optimizer() for _ in range(2)]
     attached = [attach(*part, Plan({}, schedule=False, layers=True)) for part in parts]
@@ -211,8 +223,8 @@ def test_a_rule_gets_what_it_needs():
     for epoch in (0, 1):
         for t in range(20):
             steps(optimizer, 1)
-            one.add_loss(torch.tensor(epoch + 0.01 * t))  # micro-batches add up
-            one.add_loss(torch.tensor(2.0))
+            one.add_loss(torch.tensor(epoch + 0.01 * t), 2)  # micro-batches add up
+            one.add_loss(torch.tensor(2.0), 2)
             one.advance(epoch_ended=t == 19)
     for reading, epoch in zip(Noting.seen, (0, 1), strict=True):
         assert reading.trace is not None
@@ -232,6 +244,34 @@ def test_losses_before_the_end_of_the_warm_up_are_not_counted():
         one.advance(epoch_ended=t == 29)
     [reading] = Noting.seen
     assert (reading.losses.start, reading.losses.values) == (10, (1.0,))
+
+
+def test_losses_of_skipped_steps_and_of_few_micro_batches_are_averaged():
+    """Gradient scaling skips a step, and an epoch ends with one of four micro-batches."""
+    model, optimizer = model_and_optimizer()
+    Noting.seen.clear()
+    one = attach(model, optimizer, plan(interval="step", rule=Noting(), min_steps=4))
+    for number in (4, 4, 1, 4):
+        for _ in range(number):
+            one.add_loss(torch.tensor(0.25), 4)
+        steps(optimizer, 1)
+        one.advance(epoch_ended=False)
+    one.add_loss(torch.tensor(1.0))
+    assert one.advance(epoch_ended=False) is None  # a step that was skipped
+    one.add_loss(torch.tensor(3.0))
+    steps(optimizer, 1)
+    one.advance(epoch_ended=False)
+    assert one.scheduler._losses.losses().values == (1.0, 1.0, 1.0, 1.0, 2.0)
+
+
+def test_losses_of_low_precision_are_added_up_in_double_precision():
+    model, optimizer = model_and_optimizer()
+    one = attach(model, optimizer, plan(rule=Noting(), min_steps=1))
+    steps(optimizer, 1)
+    for _ in range(1000):
+        one.add_loss(torch.tensor(1.0, dtype=torch.bfloat16))
+    one.advance(epoch_ended=True)
+    assert one.scheduler._losses.losses().values == (1.0,)
 
 
 def test_a_rule_that_needs_a_loss_that_nobody_hands_over():
@@ -290,9 +330,11 @@ def test_scale_invariant_weights_can_be_left_out():
         ({"schedule": False, "factor": 0.5}, r"factor is for schedules, but schedule=False"),
         ({"threshold": -1.0}, r"threshold must be a positive number"),
         ({"min_steps": 0}, r"min_steps must be a whole number .* at least 1, got 0"),
+        ({"min_lr": -1}, r"min_lr must be one number ≥ 0, .* got -1"),
+        ({"min_lr": [0.1, -1]}, r"min_lr must be one number ≥ 0, .* got \[0.1, -1\]"),
         ({"every": 0}, r"every must be a whole number of steps"),
         ({"every": 0, "schedule": False}, r"every must be a whole number of steps"),
-        ({"horizons": [3], "schedule": False}, r"horizons must .* at least 4"),
+        ({"horizons": [3], "schedule": False}, r"horizons must .* at least 4, got 3"),
     ],
 )
 def test_settings_are_checked_before_there_is_an_optimizer(arguments, message):
@@ -308,5 +350,7 @@ def test_a_setting_that_there_is_not():
 def test_one_floor_for_each_group_is_checked_with_the_optimizer():
     model, optimizer = model_and_optimizer(2)
     assert attach(model, optimizer, plan(min_lr=[0.01, 0.02])).scheduler.min_lrs == (0.01, 0.02)
+    array = np.array([0.01, 0.02])
+    assert attach(model, optimizer, plan(min_lr=array)).scheduler.min_lrs == (0.01, 0.02)
     with pytest.raises(ValueError, match="one for each of the 2 parameter group"):
         attach(model, optimizer, plan(min_lr=[0.01]))

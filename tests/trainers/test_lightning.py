@@ -236,18 +236,30 @@ def test_the_readings_are_of_the_steps_that_were_made(options, tmp_path):
     assert reading.right == pytest.approx(right, rel=1e-4)
 
 
-def test_a_rule_gets_the_loss_of_the_training(tmp_path):
+@pytest.mark.parametrize("automatic", [True, False])
+def test_a_rule_gets_the_loss_of_the_training(tmp_path, automatic):
+    """An epoch of 40 batches ends with one micro-batch of three."""
     losses = []
 
     class Losses(Task):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = automatic
+
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             losses.append(loss.detach().item())
+            if not automatic:
+                self.manual_backward(loss / 3)
+                if batch_idx % 3 == 0:
+                    self.optimizers().step()
+                    self.optimizers().zero_grad()
             return loss
 
     Noting.seen.clear()
     fdr = FDRCallback(rule=Noting(), horizons=[16], min_steps=10, every=2)
-    trainer = fit(Losses(), [fdr], tmp_path, epochs=3, accumulate_grad_batches=2)
+    options = {"accumulate_grad_batches": 3} if automatic else {}
+    trainer = fit(Losses(), [fdr], tmp_path, epochs=3, **options)
     values = Noting.seen[-1].losses.values
     expected = [sum(losses[40 * epoch : 40 * epoch + 40]) / 40 for epoch in range(3)]
     assert values == pytest.approx(expected, rel=1e-5)
@@ -379,5 +391,5 @@ def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(kind, saved, pr
 def test_settings_are_checked_when_the_callback_is_created():
     with pytest.raises(ValueError, match=r"threshold must be a positive number .* got -1"):
         FDRCallback(threshold=-1)
-    with pytest.raises(ValueError, match=r"start must be a number of steps, at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"start must be a whole number .* at least 0, got -1"):
         FDRCallback(start=-1)

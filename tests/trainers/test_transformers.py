@@ -339,6 +339,8 @@ SAVING = {
     ids=[*SAVING, "in the middle of it, gain"],
 )
 def test_a_run_that_crashes_and_resumes_is_the_uninterrupted_one(saved, settings, tmp_path):
+    """After the best one of evaluations with averaged parameters, too."""
+    settings = settings | {"evaluate_averaged": saved == "after the best"}
     options = SAVING[saved] | {"bf16": saved == "after each epoch"}
     if saved == "after the best":
         options |= {"eval_strategy": "steps", "eval_steps": 30, "eval_dataset": Noise(32)}
@@ -430,3 +432,5 @@ def test_a_checkpoint_without_a_state_is_reported(stale, tmp_path):
 def test_settings_are_checked_when_the_callback_is_created(tmp_path):
     with pytest.raises(ValueError, match=r"factor must lie between 0 and 1, .* got 2"):
         FDRCallback(make_trainer(tmp_path), factor=2)
+    with pytest.raises(ValueError, match=r"start must be a whole number .* at least 0, got -1"):
+        FDRCallback(make_trainer(tmp_path), start=-1)

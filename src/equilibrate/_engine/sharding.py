@@ -125,7 +125,7 @@ class Layout:
             return []
         flat = torch.cat([part.reshape(-1).to(parts[0].device) for part in parts])
         for group in self._groups.values():
-            flat = flat.to(_device_for(group, flat.device))
+            flat = flat.to(device_for(group, flat.device))
             dist.all_reduce(flat, group=group)
         pieces = flat.cpu().split([part.numel() for part in parts])
         return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
@@ -133,7 +133,8 @@ class Layout:
     def _shapes_of(self, flattened: Sequence[Tensor]) -> dict[int, list[int]]:
         if not flattened:
             return {}
-        sizes = torch.tensor([float(p.numel()) for p in flattened], dtype=torch.float64)
+        numbers = [float(p.numel()) for p in flattened]
+        sizes = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         (sizes,) = self.total([sizes])
         shapes = {id(p): [int(n)] for p, n in zip(flattened, sizes.tolist(), strict=True)}
         for p in flattened:  # without its padding, which depends on the number of processes
@@ -192,8 +193,8 @@ def _check_process_group(params: Sequence[Tensor], process_group: Any | None) ->
         )
 
 
-def _device_for(group: Any, device: torch.device) -> torch.device:
-    """Return the device on which a group reduces numbers that lie on `device`."""
+def device_for(group: Any, device: torch.device) -> torch.device:
+    """Return the device on which a group, or the default one, reduces numbers of a device."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     if backends.get(device.type, "gloo") != "gloo":  # NCCL, for example
         return device

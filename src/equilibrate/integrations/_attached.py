@@ -64,12 +64,19 @@ class Plan:
                 "out, or set schedule=True"
             )
         # The settings are checked where they are used, on an optimizer that is thrown away.
-        trial = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        number = max(1, len(self._floors))
+        groups = [{"params": [nn.Parameter(torch.zeros(1, device="cpu"))]} for _ in range(number)]
+        trial = torch.optim.SGD(groups, lr=0.1)
         self.watch(trial, None)
         self.forecast(trial)
         if self.schedule:
-            settings: dict[str, Any] = {k: v for k, v in self.settings.items() if k != "min_lr"}
-            FDRScheduler(trial, **settings)
+            FDRScheduler(trial, **self.settings)
+
+    @property
+    def _floors(self) -> Sequence[float]:
+        """The `min_lr` of each group; nothing if there is one for all of them."""
+        min_lr: Any = self.settings.get("min_lr", 0.0)
+        return min_lr if hasattr(min_lr, "__len__") and not isinstance(min_lr, Tensor) else ()
 
     @property
     def of_scheduler(self) -> dict[str, Any]:
@@ -128,16 +135,24 @@ class Attached:
         self._lowered_to: list[float] = []
         self._loss: float | Tensor | None = None
         """The sum of the losses since the last decision; None if there was none."""
+        self._loss_steps = 0.0
+        """Number of steps that they are of, including those that gradient scaling has skipped."""
 
     @property
     def needs_loss(self) -> bool:
         """Whether the rule needs the training loss."""
         return "losses" in self._plan.needs
 
-    def add_loss(self, loss: Tensor) -> None:
-        """Hand over the loss of a step, or its share of one micro-batch. Nothing is waited for."""
+    def add_loss(self, loss: Tensor, micro_batches: int = 1) -> None:
+        """Hand over the loss of a step, or the share of a micro-batch. Nothing is waited for.
+
+        Args:
+            loss: The loss, divided by the number of micro-batches.
+            micro_batches: By which number it was divided.
+        """
         if self.needs_loss:
-            self._loss = loss.detach() + (0.0 if self._loss is None else self._loss)
+            self._loss = loss.detach().double() + (0.0 if self._loss is None else self._loss)
+            self._loss_steps += 1 / micro_batches
 
     def advance(self, *, epoch_ended: bool) -> Decision | None:
         """Take note of the steps since the last call, and decide if it is time to.
@@ -159,8 +174,8 @@ class Attached:
         due = epoch_ended or self._plan.interval == "step" or self.scheduler.cools_down
         if not due:
             return None
-        loss = None if self._loss is None else self._loss / (step - self._seen)
-        self._seen, self._loss = step, None
+        loss = None if self._loss is None else self._loss / self._loss_steps
+        self._seen, self._loss, self._loss_steps = step, None, 0.0
         self._warn_if_undone()
         before = _learning_rates(self.monitor.optimizer)
         self.scheduler.step(loss)
@@ -198,6 +213,7 @@ class Attached:
             "started": self._started,
             "lowered_to": self._lowered_to,
             "loss": None if self._loss is None else float(self._loss),
+            "loss_steps": self._loss_steps,
             "state": (self.scheduler or self.monitor).state_dict(),
             "forecaster": self._own_forecaster_state(),
         }
@@ -218,6 +234,8 @@ class Attached:
             self.forecaster.load_state_dict(state_dict["forecaster"])
         self._seen = state_dict["seen"]
         self._loss = state_dict["loss"]
+        # States of earlier versions do not have it. They took it for the number of steps.
+        self._loss_steps = state_dict.get("loss_steps", float(self.monitor.step - self._seen))
         self._lowered_to = list(state_dict["lowered_to"])
 
     def _own_forecaster_state(self) -> dict[str, Any] | None:
@@ -227,7 +245,8 @@ class Attached:
 
     def _begin(self) -> None:
         """Begin the first window, after the warm-up."""
-        self._started, self._seen, self._loss = True, self.monitor.step, None
+        self._started, self._seen = True, self.monitor.step
+        self._loss, self._loss_steps = None, 0.0
         if self.scheduler is not None:
             self.scheduler.restart()
             return
@@ -239,7 +258,8 @@ class Attached:
         """Warn if another scheduler has raised a learning rate that was lowered."""
         lowered, self._lowered_to = self._lowered_to, []
         now = _learning_rates(self.monitor.optimizer)
-        if lowered and any(lr > low * (1 + 1e-6) for lr, low in zip(now, lowered, strict=True)):
+        # Groups that were added since, as by fine-tuning callbacks, were not lowered.
+        if any(lr > low * (1 + 1e-6) for lr, low in zip(now, lowered, strict=False)):
             names = ", ".join(type(other).__name__ for other in self._others) or "something else"
             warnings.warn(
                 f"the learning rate was lowered to {lowered} and is {now} again: {names} sets it. "

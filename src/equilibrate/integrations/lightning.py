@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
+from equilibrate._engine.steps import check_steps
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations._attached import (
     Attached,
@@ -78,10 +79,8 @@ class FDRCallback(Callback):
         evaluate_averaged: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
-        if start < 0:
-            raise ValueError(f"start must be a number of steps, at least 0, got {start}")
         self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
-        self._start = start
+        self._start = check_steps("start", start, least=0)
         self._attached: list[Attached] = []
         self._validation = ExitStack()
         self._logged = 0
@@ -143,8 +142,10 @@ class FDRCallback(Callback):
         """Decide and log if it is time to."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
+            # Lightning has divided it, unless the module makes the steps itself.
+            divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             for one in self._attached:
-                one.add_loss(loss)  # Lightning has divided it by the number of micro-batches
+                one.add_loss(loss, divided)
         # Not in on_train_epoch_end: a checkpoint after the last batch must hold the decision.
         ended = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
         self._advance(trainer, epoch_ended=ended)
@@ -185,7 +186,8 @@ class FDRCallback(Callback):
             self._log(trainer, named(self._attached))
 
     def _log(self, trainer: Trainer, values: dict[str, float]) -> None:
-        metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        exact = {"dtype": torch.float64, "device": "cpu"}
+        metrics = {name: torch.tensor(value, **exact) for name, value in values.items()}
         trainer.callback_metrics.update(metrics)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)  # Lightning counts from 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from equilibrate._engine.steps import check_steps
 from equilibrate.decisions import Judgement
 from equilibrate.integrations.scalars import (
     INTERVAL_PREFIX,
@@ -91,8 +92,6 @@ class Logger:
         every: int = 1,
         forecaster: Any | None = None,
     ) -> None:
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
         if not isinstance(sink, Sink):
             if not callable(sink):
                 raise TypeError(
@@ -103,7 +102,7 @@ class Logger:
         self._sink = sink
         self._observer = Observer(source, layers=layers, forecaster=forecaster)
         self._observer.check()
-        self.every = every
+        self.every = check_steps("every", every)
         self._called_at = self._observer.monitor.step
 
     def log(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
+from equilibrate._engine.steps import check_steps
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations._attached import (
     Attached,
@@ -88,7 +89,7 @@ class FDRCallback(TrainerCallback):
     ) -> None:
         self._trainer = trainer
         self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
-        self._start = start
+        self._start = None if start is None else check_steps("start", start, least=0)
         self._created_by_trainer = trainer.lr_scheduler is None
         self._attached: Attached | None = None
         self._logged = 0
@@ -208,7 +209,8 @@ class FDRCallback(TrainerCallback):
         def noting(*args: Any, **kwargs: Any) -> Tensor:
             loss = training_step(*args, **kwargs)
             if self._attached is not None and self._is_used("training_step", noting):
-                self._attached.add_loss(loss)  # divided by the number of micro-batches
+                divided = self._trainer.current_gradient_accumulation_steps
+                self._attached.add_loss(loss, divided)
             return loss
 
         return noting

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
 
 from equilibrate.readings import Reading
 
@@ -98,30 +99,6 @@ def check_factor(factor: float) -> None:
         raise ValueError(f"factor must lie between 0 and 1, such as 0.9, got {factor!r}")
 
 
-def check_steps(name: str, steps: Any) -> int:
-    """Check a number of optimizer steps.
-
-    Args:
-        name: The name of the argument.
-        steps: Its value.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: If it is not a whole number, or smaller than one.
-    """
-    try:
-        number = operator.index(steps)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(steps, bool):
-        raise ValueError(
-            f"{name} must be a whole number of optimizer steps, at least 1, got {steps!r}"
-        )
-    return number
-
-
 def settings_of(rule: Rule) -> dict[str, Any]:
     """Return the settings of a rule, with which it can be created again.
 
@@ -129,10 +106,13 @@ def settings_of(rule: Rule) -> dict[str, Any]:
         rule: A rule.
 
     Returns:
-        Its fields, and the name of its class as "name".
+        Its fields, and the name of its class as "name". NumPy's numbers become Python's, which
+        `torch.load` reads by default.
     """
     names = [field.name for field in fields(rule) if field.init] if is_dataclass(rule) else []
-    return {"name": type(rule).__name__, **{name: getattr(rule, name) for name in names}}
+    found = {name: getattr(rule, name) for name in names}
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()}
+    return {"name": type(rule).__name__, **plain}
 
 
 def with_total_steps(rule: Rule, steps: int) -> Rule:

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from equilibrate._engine.steps import check_steps
 from equilibrate.estimates import Estimate, student_quantile
 from equilibrate.gains import Forecast, Losses
 from equilibrate.readings import Reading
-from equilibrate.rules.base import Verdict, check_steps
+from equilibrate.rules.base import Verdict
 
 _LAG = 1 / 6
 """By how much a loss that falls by s in a step lowers a forecast, in units of s times the horizon:

@@ -24,7 +24,7 @@ class AddressTable:
     def __init__(self, size: int, device: torch.device) -> None:
         width = size + size % 2  # each row aligned to 16 bytes
         pinned = device.type == "cuda"
-        rows = torch.zeros(_ROWS, width, dtype=torch.int64, pin_memory=pinned)
+        rows = torch.zeros(_ROWS, width, dtype=torch.int64, device="cpu", pin_memory=pinned)
         self._rows = rows.unbind(0)
         self._arrays = list(rows.numpy())
         self._size = size

@@ -128,8 +128,8 @@ class TorchMeans:
 
 def _differences(means: int, weights: Sequence[float]) -> Tensor:
     """Return the matrix that takes θ·g and m·g of all tensors to the sums of their differences."""
-    one = torch.eye(means, dtype=torch.float64)
-    block = torch.cat([torch.ones(means, 1, dtype=torch.float64), -one], dim=1)
+    one = torch.eye(means, dtype=torch.float64, device="cpu")
+    block = torch.cat([one.new_ones(means, 1), -one], dim=1)
     return torch.cat([weight * block for weight in weights], dim=1)
 
 
@@ -150,8 +150,9 @@ class GivenMeans:
     ) -> None:
         """Write the sum; the means are left alone. See `Means.measure`."""
         zero = out.new_zeros(())
+        exact = precision(params[0].dtype)
         cells = [
-            zero if g is None else dot(p.detach().float() - m.float(), g.float()).double()
+            zero if g is None else dot(p.detach().to(exact) - m.to(exact), g.to(exact)).double()
             for p, g, m in zip(params, gradients, self._means, strict=True)
         ]
         torch.dot(torch.stack(cells), self._weights, out=out[0])

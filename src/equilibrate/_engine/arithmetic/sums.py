@@ -185,7 +185,7 @@ def _coefficients(update: Update) -> _Coefficients:
 
 def send(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return numbers as a tensor on the device, without waiting for it."""
-    host = torch.tensor(values, dtype=dtype)
+    host = torch.tensor(values, dtype=dtype, device="cpu")
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 

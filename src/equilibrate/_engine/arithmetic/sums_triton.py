@@ -122,7 +122,7 @@ class TritonSums:
         self._fitting: Optionals = ()
         """Buffers that were found to have these strides."""
         self._offset_of = self._upload(offsets, torch.int64)
-        adding = torch.zeros(len(sizes), len(chunks), dtype=torch.float64)
+        adding = torch.zeros(len(sizes), len(chunks), dtype=torch.float64, device="cpu")
         adding[tensor_of, range(len(chunks))] = 1.0
         self._adding = adding.to(self._device)
         self._parts = torch.zeros(len(chunks), 3, dtype=torch.float64, device=self._device)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from equilibrate._engine.optimizer.edits import borrowed
 from equilibrate._engine.sharding import local
 
 
@@ -23,11 +24,12 @@ def exchanged(params: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[No
         None.
     """
     own = [local(p).detach().clone() for p in params]
-    try:
-        _copy(params, values)
-        yield
-    finally:
-        _copy(params, own)
+    with borrowed(params):
+        try:
+            _copy(params, values)
+            yield
+        finally:
+            _copy(params, own)
 
 
 @contextmanager

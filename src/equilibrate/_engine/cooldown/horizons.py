@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from equilibrate._engine.optimizer.parameters import all_parameters
+from equilibrate._engine.steps import check_steps
 from equilibrate.estimates import Estimate
 from equilibrate.gains import Forecast, average
 from equilibrate.solvable.cooldown import Match, exponential_match
@@ -19,6 +20,8 @@ WINDOW = 8
 """Horizons that are averaged over at most."""
 _FEWEST = 8
 """Samples without which there is no error bar."""
+_DEFAULT = (150, 400)
+"""Horizons, if none are given."""
 _HALF_LIFE = 0.242
 """Half-life of the mean that fits a cooldown, relative to its length, if it moves every step."""
 
@@ -29,17 +32,18 @@ def own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
     Raises:
         ValueError: If it is not a sequence, there is none, or one is too short.
     """
-    if isinstance(horizons, int):
+    if not isinstance(horizons, Iterable | None):
         raise ValueError(f"horizons must be a sequence, got {horizons}: pass ({horizons},)")
-    chosen = (150, 400) if horizons is None else tuple(horizons)
+    if horizons is None and every > min(_DEFAULT) // 4:
+        raise ValueError(
+            f"every must be at most {min(_DEFAULT) // 4} with the default horizons {_DEFAULT}, got "
+            f"{every}: pass a smaller one, or horizons of at least {4 * every} steps to the "
+            "Forecaster"
+        )
+    given = _DEFAULT if horizons is None else horizons
+    chosen = [check_steps("each of horizons", horizon, least=4 * every) for horizon in given]
     if not chosen:
         raise ValueError("horizons is empty: pass lengths of cooldowns, such as (150, 400)")
-    for horizon in chosen:
-        if not isinstance(horizon, int) or horizon < 4 * every:
-            raise ValueError(
-                f"horizons must be whole numbers of steps, at least 4 * every = {4 * every}, got "
-                f"{horizon}"
-            )
     return {horizon: exponential_match(horizon, every) for horizon in chosen}
 
 
@@ -68,7 +72,7 @@ def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, 
 
     Raises:
         TypeError: If `averaged` is neither a model nor pairs.
-        ValueError: If a parameter has no average, or one of another shape.
+        ValueError: If a parameter has no average, or one of another shape or on another device.
     """
     groups = optimizer.param_groups
     params = all_parameters(optimizer)
@@ -77,12 +81,12 @@ def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, 
         if len(names) == len(params):
             own = dict(averaged.module.named_parameters())
             pairs = [(p, own[name]) for p, name in zip(params, names, strict=True) if name in own]
-        elif len(groups) == 1:
-            pairs = list(zip(params, averaged.module.parameters(), strict=False))
+        elif len(groups) == 1 and len(own := list(averaged.module.parameters())) == len(params):
+            pairs = list(zip(params, own, strict=True))
         else:
             raise ValueError(
                 "the parameters of averaged cannot be told apart, since the optimizer has several "
-                "groups and no names: pass averaged=zip(model.parameters(), "
+                "groups or not all parameters, and no names: pass averaged=zip(model.parameters(), "
                 "averaged.module.parameters())"
             )
     else:
@@ -99,6 +103,11 @@ def pair_up(averaged: AveragedModel | Pairs, optimizer: Optimizer) -> dict[int, 
             raise ValueError(
                 f"averaged has no average for a parameter of shape {tuple(p.shape)}: pass "
                 "averaged=zip(model.parameters(), averaged.module.parameters())"
+            )
+        if found[id(p)].device != p.device:
+            raise ValueError(
+                f"averaged is on {found[id(p)].device}, its parameters on {p.device}: keep both on "
+                "one device"
             )
     return {id(p): found[id(p)] for p in params}
 

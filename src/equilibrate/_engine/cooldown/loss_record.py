@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from equilibrate._engine.sharding import device_for
 from equilibrate.gains import Losses
 
 _CAPACITY = 512
@@ -23,7 +24,7 @@ class LossRecord:
     """
 
     def __init__(self) -> None:
-        self._sums = torch.zeros(_CAPACITY, dtype=torch.float64)
+        self._sums = torch.zeros(_CAPACITY, dtype=torch.float64, device="cpu")
         self._steps: list[int] = []
         self._counts: list[int] = []
         self._start = 0
@@ -57,11 +58,12 @@ class LossRecord:
 
         If there are several processes, all of them must call it.
         """
-        counts = torch.zeros(_CAPACITY, dtype=torch.float64)
-        counts[: len(self._counts)] = torch.tensor(self._counts, dtype=torch.float64)
+        counts = torch.zeros(_CAPACITY, dtype=torch.float64, device="cpu")
+        counts[: len(self._counts)] = counts.new_tensor(self._counts)
         sums = torch.where(counts > 0, self._sums.cpu(), 0.0)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            both = torch.stack([sums, counts]).to(self._sums.device)
+            # Losses may be numbers of the host, which NCCL cannot add up.
+            both = torch.stack([sums, counts]).to(device_for(None, self._sums.device))
             dist.all_reduce(both)
             sums, counts = both.cpu()
         kept = len(self._steps)
@@ -81,7 +83,7 @@ class LossRecord:
         """Restore a state that `state_dict` returned."""
         self._start = state["start"]
         self._steps, self._counts = list(state["steps"]), list(state["counts"])
-        self._sums[: len(self._steps)] = torch.tensor(state["sums"], dtype=torch.float64)
+        self._sums[: len(self._steps)] = self._sums.new_tensor(state["sums"])
 
     def _merge(self) -> None:
         half = _CAPACITY // 2
@@ -105,9 +107,10 @@ def check_loss(loss: object) -> float | Tensor:
         return float(loss)
     if hasattr(loss, "item") and getattr(loss, "size", None) == 1:  # a number of NumPy's
         return float(loss.item())  # pyright: ignore[reportAttributeAccessIssue]
-    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
+    what = type(loss).__name__
+    if isinstance(loss, Tensor):
+        what = f"a tensor of shape {tuple(loss.shape)} and dtype {loss.dtype}"
     raise TypeError(
-        f"loss must be a number or a tensor with one element, got "
-        f"{what if isinstance(what, str) else what.__name__}: pass the mean training loss since "
-        "the last call"
+        f"loss must be a number or a floating-point tensor with one element, got {what}: pass the "
+        "mean training loss since the last call"
     )

@@ -171,8 +171,8 @@ class Sampler:
         self._steps[: len(taken)] = array("q", taken)
         # All of them in one place: only their total is ever used.
         first = self._trackers[0].samples
-        samples = torch.tensor(state["samples"], dtype=first.dtype).view(-1, first.shape[1])
-        first[: len(taken)] = samples.to(first.device) / self._layout.processes
+        samples = first.new_tensor(state["samples"]).view(-1, first.shape[1])
+        first[: len(taken)] = samples / self._layout.processes
 
     # Hooks ------------------------------------------------------------------------------------
 

@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from equilibrate._engine.optimizer.clock import Clock
+from equilibrate._engine.sharding import as_dtensor, local
 
 _version = attrgetter("_version")
+_borrowed: list[dict[int, int]] = []
+"""The versions, by identity, that tensors get back at the end of each open block of `borrowed`."""
+
+
+def counted(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors whose versions count changes of the parameters.
+
+    Operations on a DTensor increase its own version, those on its local part only that one's.
+    """
+    return [*params, *(local(p) for p in params if as_dtensor(p) is not None)]
+
+
+@contextmanager
+def borrowed(params: Sequence[Tensor]) -> Iterator[None]:
+    """Change parameters inside of a block that gives them their values back, without an edit.
+
+    After the block the version counters are what they were, so that intervals that are being
+    measured go on. Inside of it they show the change to autograd, but not to an `EditWatch`.
+
+    Args:
+        params: The parameters.
+
+    Yields:
+        None.
+    """
+    tensors = tuple(counted(params))
+    mark = {id(t): t._version for t in tensors}
+    _borrowed.append(mark)
+    try:
+        with _unsafe_preserve_version_counter(tensors):
+            yield
+    finally:
+        _borrowed[:] = [other for other in _borrowed if other is not mark]
+
+
+def are_borrowed(params: Sequence[Tensor]) -> bool:
+    """Return whether any of the parameters has other values for the duration of a block."""
+    return any(id(p) in mark for mark in _borrowed for p in params)
+
+
+def _versions(tensors: Sequence[Tensor]) -> int:
+    """Return the sum of the versions that tensors have outside of blocks of `borrowed`."""
+    if not _borrowed:
+        return sum(map(_version, tensors))
+    known = ChainMap(*_borrowed)  # of nested blocks the outermost one counts
+    return sum(known.get(id(t), t._version) for t in tensors)
 
 
 class EditWatch:
@@ -41,7 +91,7 @@ class EditWatch:
 
     def is_edited(self, params: Sequence[Tensor]) -> bool:
         """Return whether the parameters were changed since the last step; call it before one."""
-        self._before = sum(map(_version, params))
+        self._before = _versions(params)
         if self._after is None:
             return False
         unchecked = self._clock.calls - self._calls
@@ -51,7 +101,7 @@ class EditWatch:
 
     def step(self, params: Sequence[Tensor]) -> None:
         """Note a step before which `is_edited` was called."""
-        self._after = sum(map(_version, params))
+        self._after = _versions(params)
         self._growth = self._after - self._before
         self._calls = self._clock.calls
 

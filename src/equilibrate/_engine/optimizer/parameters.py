@@ -10,21 +10,24 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equilibrate._engine.sharding import local
+from equilibrate._engine.steps import check_steps
 
 Bucket = tuple[int, list[Tensor]]
 """Index of a parameter group, and those of its parameters that share a device and a dtype."""
 
 
-def check_arguments(optimizer: Optimizer, every: Any) -> None:
+def check_arguments(optimizer: Optimizer, every: Any) -> int:
     """Check what a monitor or a forecaster is created with.
+
+    Returns:
+        `every`, as one of Python's numbers.
 
     Raises:
         ValueError: If the optimizer has no parameters or `every` is below 1.
     """
     if not any(group["params"] for group in optimizer.param_groups):
         raise ValueError("optimizer has no parameters: pass model.parameters() to it first")
-    if not isinstance(every, int) or every < 1:
-        raise ValueError(f"every must be a whole number of steps, at least 1, got {every}")
+    return check_steps("every", every)
 
 
 def all_parameters(optimizer: Optimizer) -> list[Tensor]:

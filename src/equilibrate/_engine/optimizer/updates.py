@@ -139,7 +139,8 @@ def steps_as_sgd(kind: type[Optimizer]) -> bool:
 def settings_to_tensor(updates: Sequence[Update | None]) -> Tensor:
     """Return the settings that an interval depends on, in a shape that is always the same."""
     rows = [(u.lr, u.momentum, u.dampening) if u else (0.0,) * 3 for u in updates]
-    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
+    numbers = [[float(value) for value in row] for row in rows]
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu")
 
 
 def settings_from_tensor(settings: Tensor) -> list[Update]:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from equilibrate._engine.arithmetic.sums import ALONG, NORM, choose
 from equilibrate._engine.optimizer.buffers import MomentumBuffers
 from equilibrate._engine.optimizer.clock import Clock
-from equilibrate._engine.optimizer.edits import EditWatch
+from equilibrate._engine.optimizer.edits import EditWatch, counted
 from equilibrate._engine.optimizer.skips import on_device
 from equilibrate._engine.optimizer.updates import (
     Group,
@@ -411,11 +411,8 @@ class Probe:
         return [local(t) for t in tensors] if self._distributed else tensors
 
     def _counted(self) -> Sequence[Tensor]:
-        """Return the tensors whose versions count changes of the parameters.
-
-        Operations on a DTensor increase its own version, those on its local part only that one's.
-        """
-        return [*self.params, *self._local(self.params)] if self._distributed else self.params
+        """Return the tensors whose versions count changes of the parameters."""
+        return counted(self.params) if self._distributed else self.params
 
     def _local_like(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Return the local parts of gradients or buffers; there are none where none are needed."""

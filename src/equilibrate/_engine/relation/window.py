@@ -81,11 +81,13 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, in tensors whose shapes do not depend on the number of steps."""
-        lengths = torch.zeros(len(self._rows), dtype=torch.int64)
-        lengths[: len(self._lengths)] = torch.tensor(self._lengths.tolist(), dtype=torch.int64)
+        lengths = torch.zeros(len(self._rows), dtype=torch.int64, device="cpu")
+        known = torch.tensor(self._lengths.tolist(), dtype=torch.int64, device="cpu")
+        lengths[: len(known)] = known
         rows = self._rows.clone()
         rows[len(self._lengths) :] = 0
-        return {"rows": rows, "lengths": lengths, "dropped": torch.tensor(self._dropped)}
+        dropped = torch.tensor(self._dropped, device="cpu")
+        return {"rows": rows, "lengths": lengths, "dropped": dropped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
@@ -101,7 +103,7 @@ class Window:
         rows, lengths = self._rows[first : len(self._lengths)], self._lengths[first:]
         self._dropped += sum(self._lengths[:first])
         members = _group(lengths, longest=half // (len(self._rows) // 4))
-        sizes = torch.tensor(members)
+        sizes = torch.tensor(members, device="cpu")
         if rows.is_cuda:
             sizes = sizes.pin_memory().to(rows.device, non_blocking=True)
         rows = torch.segment_reduce(rows, "sum", lengths=sizes, axis=0, unsafe=True)

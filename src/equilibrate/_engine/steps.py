@@ -1,0 +1,29 @@
+"""Checks numbers of steps that users pass."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def check_steps(name: str, steps: Any, least: int = 1) -> int:
+    """Check a number of steps.
+
+    Args:
+        name: The name of the argument.
+        steps: Its value, a whole number of any kind, such as NumPy's.
+        least: The smallest number that it may be.
+
+    Returns:
+        The number, one of Python's.
+
+    Raises:
+        ValueError: If it is not a whole number, or too small.
+    """
+    try:
+        number = operator.index(steps)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(steps, bool):
+        raise ValueError(f"{name} must be a whole number of steps, at least {least}, got {steps!r}")
+    return number
