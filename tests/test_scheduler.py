@@ -117,8 +117,8 @@ def test_it_chains_after_warm_up():
         run.train()
         chain.step()
         averaged.append(run.scheduler.last_decision.reading.count)
-    # The hand-over goes on to the full rate, as torch's own schedulers do, and starts the averages;
-    # then each epoch is at equilibrium.
+    # The sequence continues with the full rate, as with torch's own schedulers, and the averages
+    # start; then each epoch is at equilibrium.
     assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.4, 0.2])
     assert averaged[3:] == [2, 2, 2]  # half of the four steps since, none of the warm-up's
     assert run.scheduler.last_decision.lowered
@@ -135,6 +135,14 @@ def test_no_decision_is_made_where_a_sequence_hands_over():
     assert run.scheduler.last_decision.reason.startswith("started")
     run.train()
     run.scheduler.step()
+    assert run.scheduler.last_decision.lowered
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_calls_with_an_epoch_decide_as_those_without():
+    run = Balanced(factor=0.5)
+    run.train()
+    run.scheduler.step(1)
     assert run.scheduler.last_decision.lowered
 
 

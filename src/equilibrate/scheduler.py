@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from equilibrate._engine.cooldown.line import Line
 from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
+from equilibrate._engine.optimizer.rates import LearningRates, lower_bounds
 from equilibrate._engine.steps import check_steps
 from equilibrate._watchers import forecaster_for, monitor_for
 from equilibrate.decisions import Decision, Judgement
@@ -128,9 +129,8 @@ class FDRScheduler(LRScheduler):
         self._seen = self._decided = self._marked = self.monitor.step
         self._retry = 0
         """The step before which the window cannot have enough steps; not saved with the state."""
-        self._written: list[Any] = []
-        """What identifies the learning rates that the last call has set."""
-        _per_group(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
+        self._rates = LearningRates(optimizer)
+        lower_bounds(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
 
     @property
@@ -142,7 +142,7 @@ class FDRScheduler(LRScheduler):
     @property
     def min_lrs(self) -> tuple[float, ...]:
         """The lower bound on the learning rate of each group."""
-        return _per_group(self.optimizer, self.min_lr)
+        return lower_bounds(self.optimizer, self.min_lr)
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # as ReduceLROnPlateau's
         self, loss: float | Tensor | None = None, epoch: int | None = None
@@ -157,7 +157,8 @@ class FDRScheduler(LRScheduler):
                 rules that need it, as with `ReduceLROnPlateau`. A tensor is not waited for. Other
                 rules ignore it. An int is taken for an epoch, as torch's own schedulers do, and
                 anything that is not one number raises a `TypeError`.
-            epoch: Deprecated by torch; do not pass it.
+            epoch: Deprecated by torch; do not pass it. 0 starts at the initial learning rate. Other
+                numbers do not change the decision.
         """
         if type(loss) is int:
             loss, epoch = None, loss
@@ -166,10 +167,10 @@ class FDRScheduler(LRScheduler):
             if self._losses is not None:
                 self._losses.add(self.monitor.step, checked)
         if getattr(self, "_is_initial", False):
-            self._start(self._current())
+            self._start(self._rates.read())
             super().step(epoch)
             return
-        if epoch is not None:  # the window begins here, as for `SequentialLR` at a milestone
+        if epoch == 0:  # `SequentialLR` has reached a milestone: the window begins here
             super().step(epoch)
             return
         last, decision = self.last_decision, self._decide()
@@ -180,7 +181,7 @@ class FDRScheduler(LRScheduler):
         if decision.lowered:
             self.kept_layers = by_name(self.monitor, self.rule) if self.keep_layers else {}
         super().step(epoch)
-        self._written = self._identities()
+        self._rates.note(decision.lrs)
         if decision.lowered:
             self.restart()  # after the learning rate is set, with which a trace begins
 
@@ -266,7 +267,8 @@ class FDRScheduler(LRScheduler):
         if self._losses is not None:
             self._losses.load_state_dict(state_dict["losses"])
         self.judgements.clear()
-        self._retry, self._written = 0, []
+        self._retry = 0
+        self._rates.forget()
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._last_lr = list(state_dict["last_lr"])
@@ -284,8 +286,12 @@ class FDRScheduler(LRScheduler):
         self.last_decision = Decision(reading=reading, lrs=tuple(decision.pop("lrs")), **decision)
 
     def _get_closed_form_lr(self) -> list[float | Tensor]:
-        """Return the initial learning rates, at which `SequentialLR` starts at a milestone."""
-        self._start([float(lr) for lr in self.base_lrs])
+        """Return the learning rates in an epoch that torch was given.
+
+        `SequentialLR` starts with epoch 0 at a milestone, at the initial learning rates.
+        """
+        if self.last_epoch == 0:
+            self._start([float(lr) for lr in self.base_lrs])
         return self.get_lr()
 
     def _start(self, lrs: Sequence[float]) -> None:
@@ -294,19 +300,8 @@ class FDRScheduler(LRScheduler):
         reason = "started: the averaging window begins here"
         self.last_decision = Decision(False, reason, self.monitor.reading(), tuple(lrs))
 
-    def _current(self) -> list[float]:
-        """Return the learning rates. Reading tensors that nobody has changed would wait."""
-        if self._written and self._written == self._identities():
-            return list(self.last_decision.lrs)
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    def _identities(self) -> list[Any]:
-        """Return what changes if a learning rate does: its value, or the version of a tensor."""
-        lrs = [group["lr"] for group in self.optimizer.param_groups]
-        return [(id(lr), lr._version) if isinstance(lr, Tensor) else lr for lr in lrs]
-
     def _decide(self) -> Decision:
-        current = self._current()
+        current = self._rates.read()
         seen, self._seen = self._seen, self.monitor.step
 
         def wait(reason: str) -> Decision:
@@ -399,18 +394,3 @@ class FDRScheduler(LRScheduler):
 
 _WITHOUT: dict[str, Any] = {"trace": None, "forecasts": None, "losses": None}
 """Attachments of a reading, which are not saved."""
-
-
-def _per_group(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:
-    groups = len(optimizer.param_groups)
-    try:
-        given = [min_lr] * groups if isinstance(min_lr, int | float | Real) else min_lr
-        values = tuple(float(low) for low in given)
-    except (TypeError, ValueError):  # not a number, nor several
-        values = ()
-    if len(values) != groups or not all(low >= 0 for low in values):
-        raise ValueError(
-            f"min_lr must be one number ≥ 0, or one for each of the {groups} parameter group(s), "
-            f"got {min_lr!r}"
-        )
-    return values

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equilibrate._engine.optimizer.rates import identity
 from equilibrate._engine.optimizer.updates import learning_rate
 
 _TOLERANCE = 0.2
@@ -34,9 +35,7 @@ class Rates:
             optimizer: The optimizer.
             step: Number of the step that they are used in.
         """
-        lrs = [group.get("lr") for group in optimizer.param_groups]
-        # A tensor is changed in place, which its version counter shows.
-        key = [(id(lr), lr._version) if isinstance(lr, Tensor) else lr for lr in lrs]
+        key = [identity(group.get("lr")) for group in optimizer.param_groups]
         if key == self._key:
             return
         self._key = key

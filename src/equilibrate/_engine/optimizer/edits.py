@@ -28,10 +28,10 @@ def counted(params: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def borrowed(params: Sequence[Tensor]) -> Iterator[None]:
-    """Change parameters inside of a block that gives them their values back, without an edit.
+    """Change parameters in a block that gives them their values back, without an edit.
 
     After the block the version counters are what they were, so that intervals that are being
-    measured go on. Inside of it they show the change to autograd, but not to an `EditWatch`.
+    measured continue. Inside it they show the change to autograd, but not to an `EditWatch`.
 
     Args:
         params: The parameters.

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from equilibrate._engine.optimizer.rates import identity
+
 Group = dict[str, Any]
 Scalar = float | Tensor
 Source = Literal["gradient", "buffer", "both", "difference"]
@@ -90,7 +92,7 @@ def settings_getter(optimizer: Optimizer, group: Group) -> Callable[[Group], Has
     def settings(group: Group) -> Hashable:
         lr = group["lr"]
         if isinstance(lr, Tensor):
-            return (id(lr), lr._version, *(group[name] for name in names))
+            return (identity(lr), *(group[name] for name in names))
         return getter(group)
 
     return settings
