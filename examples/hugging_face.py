@@ -55,6 +55,6 @@ training = TrainingArguments(
     disable_tqdm=True,
 )
 trainer = Trainer(GPT2LMHeadModel(config), training, train_dataset=sequences)
-cooldown = {"rule": eq.rules.Gain(), "cooldown_end": args.steps}  # equilibrate
+cooldown = {"rule": eq.rules.Gain(), "cooldown_end": "end"}  # equilibrate
 trainer.add_callback(FDRCallback(trainer, interval="step", **cooldown))  # equilibrate
 trainer.train(resume_from_checkpoint=args.resume or None)

@@ -270,6 +270,8 @@ def test_wrong_uses_are_named():
         forecaster.averaged(16).__enter__()
     with pytest.raises(TypeError, match=r"model must be the torch\.nn\.Module .*, got 16"):
         forecaster.averaged(model=16).__enter__()
+    with pytest.raises(ValueError, match="model has none of the optimizer's parameters"):
+        forecaster.averaged(model=nn.Linear(2, 2)).__enter__()
     train(model, optimizer, 20)
     before = flat(model)
     with (

@@ -268,6 +268,19 @@ def test_gradients_that_are_not_finite():
     assert forecast.undefined == "gradients were not finite"
 
 
+@pytest.mark.parametrize("gradient", [None, torch.zeros(3)])
+def test_parameters_without_gradients(gradient):
+    """As if another model than the optimizer's were trained."""
+    p = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    forecaster = eq.Forecaster(optimizer, [16], every=1)
+    for _ in range(40):
+        p.grad = gradient
+        optimizer.step()
+    (forecast,) = forecaster.forecasts()
+    assert forecast.undefined == "no parameter had a gradient other than zero"
+
+
 def test_almost_all_steps_skipped():
     p = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([p], lr=0.1, fused=True)

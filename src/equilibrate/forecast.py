@@ -14,7 +14,7 @@ from equilibrate._engine.cooldown.exchange import kept_buffers
 from equilibrate._engine.cooldown.horizons import Pairs, forecast, given_mean, own_means, pair_up
 from equilibrate._engine.cooldown.sampler import Sampler
 from equilibrate._engine.optimizer.hooks import unwrap
-from equilibrate._engine.optimizer.parameters import check_arguments
+from equilibrate._engine.optimizer.parameters import all_parameters, check_arguments
 from equilibrate.gains import Forecast
 
 
@@ -154,7 +154,8 @@ class Forecaster:
 
         Raises:
             TypeError: If `model` is not a module.
-            ValueError: If `horizon` is not one of `horizons`, or no step has been sampled yet.
+            ValueError: If `horizon` is not one of `horizons`, no step has been sampled yet, or
+                `model` has none of the optimizer's parameters.
 
         Example:
             >>> import torch
@@ -177,6 +178,12 @@ class Forecaster:
         if not isinstance(model, nn.Module | None):
             raise TypeError(
                 f"model must be the torch.nn.Module whose buffers to restore, got {model!r}"
+            )
+        own = {id(p) for p in all_parameters(self._optimizer)}
+        if model is not None and not any(id(p) in own for p in model.parameters()):
+            raise ValueError(
+                "model has none of the optimizer's parameters, so its values would not be "
+                "averaged: pass the model that is trained"
             )
         with self._sampler.averaged(horizon), kept_buffers(model):
             yield

@@ -1,5 +1,6 @@
 """What the callbacks of all trainers have in common, without a trainer."""
 
+import math
 from copy import deepcopy
 
 import numpy as np
@@ -354,3 +355,15 @@ def test_one_floor_for_each_group_is_checked_with_the_optimizer():
     assert attach(model, optimizer, plan(min_lr=array)).scheduler.min_lrs == (0.01, 0.02)
     with pytest.raises(ValueError, match="one for each of the 2 parameter group"):
         attach(model, optimizer, plan(min_lr=[0.01]))
+
+
+def test_the_end_of_a_training_becomes_a_number():
+    to_the_end, without = plan(cooldown_end="end"), plan()
+    assert to_the_end.with_length(80).settings["cooldown_end"] == 80
+    assert without.with_length(80) is without
+    for unknown in (math.inf, -1):
+        assert without.with_length(unknown) is without
+        with pytest.raises(ValueError, match=r"cooldown_end='end', but the trainer .* pass their"):
+            to_the_end.with_length(unknown)
+    with pytest.raises(ValueError, match="cooldown_end must be a whole number"):
+        plan(cooldown_end="later")

@@ -124,6 +124,38 @@ def test_a_cooldown_is_followed_at_every_step_and_validated_with_own_parameters(
     assert all(map(torch.equal, task.seen[-1], weights(task)))
 
 
+def test_a_cooldown_ends_with_the_training(tmp_path):
+    settings = {"threshold": 1e-9, "cooldown_end": "end"}
+    fdr, saving = FDRCallback(**settings), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1)
+    notes = Notes(fdr)
+    options = {"epochs": 5, "accumulate_grad_batches": 2, "enable_checkpointing": True}
+    fit(Task(), [fdr, notes, saving], tmp_path, **options)
+    lrs = [notes.rows[step][0] for step in sorted(notes.rows)]
+    assert lrs == pytest.approx([0.05] * 90 + [0.05 * (1 - i / 10) for i in range(10)])
+    resumed, saving = FDRCallback(**settings), ModelCheckpoint(tmp_path)
+    options["ckpt_path"] = tmp_path / "step=60.ckpt"
+    fit(Task(), [resumed, saving], tmp_path, **options)
+    assert resumed.schedulers[0].state_dict()["cooldown"]["end"] == 100
+
+
+def test_a_cooldown_ends_with_a_training_that_was_begun_without_it(tmp_path):
+    saving = ModelCheckpoint(tmp_path, "{step}")
+    fit(Task(), [saving], tmp_path, epochs=3, enable_checkpointing=True)
+    fdr, options = FDRCallback(cooldown_end="end"), {"ckpt_path": tmp_path / "step=120.ckpt"}
+    with pytest.warns(UserWarning, match="step 120 holds no state .* will end at step 200"):
+        fit(Task(), [fdr, saving], tmp_path, epochs=5, enable_checkpointing=True, **options)
+    assert fdr.schedulers[0].state_dict()["cooldown"]["end"] == 80
+    assert fdr.schedulers[0].get_last_lr() == [0.0]
+
+
+def test_an_end_that_is_unknown_is_reported(tmp_path):
+    class Manual(Task):
+        automatic_optimization = False
+
+    with pytest.raises(ValueError, match="cooldown_end='end', but the trainer does not know"):
+        fit(Manual(), [FDRCallback(cooldown_end="end")], tmp_path, epochs=1)
+
+
 def test_a_checkpoint_without_a_state_is_reported(tmp_path):
     saving = ModelCheckpoint(tmp_path, filename="{step}")
     fit(Task(), [saving], tmp_path, epochs=2, enable_checkpointing=True)

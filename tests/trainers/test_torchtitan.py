@@ -75,3 +75,22 @@ def test_a_rule_that_needs_the_loss_is_refused():
 
     with pytest.raises(ValueError, match=r"the rule Gain needs the loss, which torchtitan"):
         build_lr_schedulers(rule=eq.rules.Gain())
+
+
+def test_a_cooldown_ends_with_the_training():
+    from torchtitan.config import LRScheduler
+
+    from equilibrate.integrations.torchtitan import build_lr_schedulers
+
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    build = build_lr_schedulers(threshold=1e-9, cooldown_end="end")
+    schedulers = build([optimizer], LRScheduler(warmup_steps=5, decay_ratio=0.0), 100)
+    lrs = []
+    for _ in range(100):
+        lrs.append(optimizer.param_groups[0]["lr"])
+        p.grad = p.detach().clone()
+        optimizer.step()
+        schedulers.step()
+    assert lrs[5:90] == pytest.approx([0.1] * 85)
+    assert lrs[90:] == pytest.approx([0.1 * (1 - i / 10) for i in range(10)])

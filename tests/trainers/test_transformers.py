@@ -186,6 +186,16 @@ def test_a_cooldown_is_followed_at_every_step_if_decisions_are_made_after_epochs
     assert lrs == pytest.approx([0.05] * 180 + [0.05 * (1 - i / 20) for i in range(20)])
 
 
+def test_a_cooldown_ends_with_the_training(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=5, gradient_accumulation_steps=2, save_strategy="epoch")
+    callback, notes = attached(trainer, threshold=1e-9, cooldown_end="end")
+    trainer.train()
+    lrs = [notes.rows[step][0] for step in sorted(notes.rows)]
+    assert lrs == pytest.approx([0.05] * 90 + [0.05 * (1 - i / 10) for i in range(10)])
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-60"))
+    assert callback.scheduler.state_dict()["cooldown"]["end"] == 100
+
+
 def test_statistics_that_do_not_fit_are_reported(tmp_path):
     trainer = make_trainer(tmp_path, epochs=1)
     trainer.model.net.insert(1, torch.nn.BatchNorm1d(8))
@@ -218,6 +228,11 @@ def test_a_trainer_that_changes_the_learning_rate_itself_is_refused(tmp_path):
     attached(trainer)
     with pytest.raises(ValueError, match=r"lr_scheduler_type is 'linear'.*'constant_with_warmup'"):
         trainer.train()
+
+
+def test_a_callback_without_a_trainer_is_refused():
+    with pytest.raises(TypeError, match=r"trainer must be the trainer, got str: pass FDRCallback"):
+        FDRCallback("adam")
 
 
 def test_a_callback_of_another_trainer_is_refused(tmp_path):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -24,14 +25,17 @@ from equilibrate.scheduler import FDRScheduler
 
 
 class Settings(TypedDict, total=False):
-    """Arguments of `Monitor` and `FDRScheduler` that a callback passes on. Their defaults apply."""
+    """Arguments of `Monitor` and `FDRScheduler` that a callback passes on. Their defaults apply.
+
+    `cooldown_end="end"` is the end of the training, which the trainer knows.
+    """
 
     every: int
     scale_invariant: bool
     threshold: float | None
     factor: float
     rule: Rule | None
-    cooldown_end: int | None
+    cooldown_end: int | Literal["end"] | None
     min_lr: float | Sequence[float]
     min_steps: int
 
@@ -70,7 +74,34 @@ class Plan:
         self.watch(trial, None)
         self.forecast(trial)
         if self.schedule:
-            FDRScheduler(trial, **self.settings)
+            known = {} if self._lasts_to_the_end else self.settings
+            settings: dict[str, Any] = {**self.settings, "cooldown_end": known.get("cooldown_end")}
+            FDRScheduler(trial, **settings)
+
+    @property
+    def _lasts_to_the_end(self) -> bool:
+        return self.settings.get("cooldown_end") == "end"
+
+    def with_length(self, steps: float) -> Plan:
+        """Return the plan for a training whose length is known.
+
+        Args:
+            steps: Optimizer steps that the training will make; not finite if they are unknown.
+
+        Returns:
+            The plan, with a number for `cooldown_end="end"`.
+
+        Raises:
+            ValueError: If it needs the length, and that is unknown.
+        """
+        if not self._lasts_to_the_end:
+            return self
+        if not math.isfinite(steps) or steps < 1:
+            raise ValueError(
+                "cooldown_end='end', but the trainer does not know how many optimizer steps it "
+                "will make: limit them, or pass their number instead"
+            )
+        return replace(self, settings={**self.settings, "cooldown_end": int(steps)})
 
     @property
     def _floors(self) -> Sequence[float]:
@@ -283,7 +314,7 @@ def named(attached: Sequence[Attached]) -> dict[str, float]:
 def warn_of_missing_state(plan: Plan, step: int) -> None:
     """Warn that a training continues from a checkpoint that does not have our state."""
     words = "the averaging window begins here"
-    if (end := plan.settings.get("cooldown_end")) is not None:
+    if isinstance(end := plan.settings.get("cooldown_end"), int):
         words += f", and so does the count of steps: the cooldown will end at step {step + end}"
     warnings.warn(
         f"the checkpoint of step {step} holds no state of equilibrate: {words}", stacklevel=4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -51,7 +52,7 @@ class FDRCallback(Callback):
             own, except those that are saved in the middle of a validation.
         **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
             `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
-            given what `training_step` returns.
+            given what `training_step` returns. `cooldown_end="end"` is the end of `trainer.fit`.
 
     Raises:
         ValueError: If a setting is out of range, or one of the scheduler's is given with
@@ -118,10 +119,17 @@ class FDRCallback(Callback):
         """Attach to the optimizers and restore the state of a checkpoint."""
         warn_of_statistics(self._plan, pl_module)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        restored, self._restored = self._restored, []
+        plan = self._plan.with_length(
+            # A module that makes the steps itself may make any number of them.
+            trainer.estimated_stepping_batches - (0 if restored else trainer.global_step)
+            if pl_module.automatic_optimization
+            else math.inf
+        )
         self._attached = [
             Attached(
                 optimizer,
-                self._plan,
+                plan,
                 start=self._start,
                 named_parameters=pl_module.named_parameters(),
                 others=[s for s in schedulers if s.optimizer is optimizer],
@@ -129,12 +137,11 @@ class FDRCallback(Callback):
             for optimizer in trainer.optimizers
         ]
         self._logged = trainer.global_step
-        restored, self._restored = self._restored, []
         if restored:
             for one, state in zip(self._attached, restored, strict=True):
                 one.load_state_dict(state)
         elif trainer.global_step:
-            warn_of_missing_state(self._plan, trainer.global_step)
+            warn_of_missing_state(plan, trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -80,7 +80,8 @@ def build_lr_schedulers(**settings: Unpack[Settings]) -> Callable[..., FDRSchedu
 
     Args:
         **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
-            `min_lr`, `min_steps`, `every` and `scale_invariant`.
+            `min_lr`, `min_steps`, `every` and `scale_invariant`. `cooldown_end="end"` is the end
+            of the training.
 
     Returns:
         The function, which raises a `ValueError` if the job asks for a decay.
@@ -106,6 +107,7 @@ def build_lr_schedulers(**settings: Unpack[Settings]) -> Callable[..., FDRSchedu
             )
         warm_up = titan.build_lr_schedulers(optimizers, lr_scheduler_config, training_steps)
         start = int(lr_scheduler_config.warmup_steps)
-        return FDRSchedulersContainer(warm_up, optimizers, start=start, plan=plan)
+        known = plan.with_length(training_steps)
+        return FDRSchedulersContainer(warm_up, optimizers, start=start, plan=known)
 
     return build

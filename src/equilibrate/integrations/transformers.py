@@ -58,9 +58,11 @@ class FDRCallback(TrainerCallback):
             Checkpoints hold its own.
         **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
             `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
-            given what `trainer.training_step` returns.
+            given what `trainer.training_step` returns. `cooldown_end="end"` is the end of the
+            training.
 
     Raises:
+        TypeError: If `trainer` is not a trainer.
         ValueError: If a setting is out of range, or one of the scheduler's is given with
             `schedule=False`.
 
@@ -87,6 +89,11 @@ class FDRCallback(TrainerCallback):
         evaluate_averaged: bool = False,
         **settings: Unpack[Settings],
     ) -> None:
+        if not hasattr(trainer, "add_callback"):
+            raise TypeError(
+                f"trainer must be the trainer, got {type(trainer).__name__}: pass "
+                "FDRCallback(trainer) to trainer.add_callback"
+            )
         self._trainer = trainer
         self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
         self._start = None if start is None else check_steps("start", start, least=0)
@@ -141,9 +148,14 @@ class FDRCallback(TrainerCallback):
                 "or pass schedule=False to watch only"
             )
         start = args.get_warmup_steps(state.max_steps) if self._start is None else self._start
+        saved = vars(lr_scheduler).pop(_KEY, None)
+        if saved is not None and saved["global_step"] != state.global_step:
+            saved = None
+        made = state.global_step if saved is None else 0  # the steps are counted from here on
+        plan = self._plan.with_length(state.max_steps - made)
         self._attached = Attached(
             optimizer,
-            self._plan,
+            plan,
             start=start,
             named_parameters=model.named_parameters(),
             others=[lr_scheduler],
@@ -155,11 +167,10 @@ class FDRCallback(TrainerCallback):
             self._wrap("training_step", self._noting)
         if self._plan.evaluate_averaged:  # not `evaluate`, which users call themselves
             self._wrap("_evaluate", partial(self._averaging, model))
-        saved = vars(lr_scheduler).pop(_KEY, None)
-        if saved is not None and saved["global_step"] == state.global_step:
+        if saved is not None:
             self._attached.load_state_dict(saved)
         elif state.global_step:
-            warn_of_missing_state(self._plan, state.global_step)
+            warn_of_missing_state(plan, state.global_step)
 
     def on_step_end(
         self,

@@ -146,4 +146,6 @@ def forecast(
         return none("gradient scaling has skipped almost every step")
     if not values.isfinite().all():
         return none("gradients were not finite")
+    if not values.any():
+        return none("no parameter had a gradient other than zero")
     return Forecast(horizon, average(values.tolist()), now)

@@ -138,8 +138,8 @@ def read(
         raise DataError(
             f"{name} was not found and {failure}. Folders searched:{searched}\n"
             f"Download {files} from {source.mirrors[0]} to one of these folders (unpack "
-            "archives), or name the folder that has the files with data_dir or the environment "
-            "variable EQUILIBRATE_DATA."
+            "archives), or name the folder that has the files: data_dir, --data-dir on the command "
+            "line, or the environment variable EQUILIBRATE_DATA."
         )
     contents = [_verified(root / source.folder / file, sha) for file, sha in source.files.items()]
     return _parse_mnist(contents) if name == "mnist" else _parse_cifar(contents)
