@@ -1,6 +1,9 @@
 """The callback for Lightning, in Lightning's own Trainer."""
 
 import csv
+import importlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -323,19 +326,43 @@ def test_several_optimizers(tmp_path):
     assert trainer.callback_metrics["equilibrate/optimizer_1/lr"] == 0.05
 
 
-def test_the_trainer_of_pytorch_lightning_takes_it_too():
-    pl = pytest.importorskip("pytorch_lightning")
-    from pytorch_lightning.demos.boring_classes import BoringModel
-
-    fdr = FDRCallback(**EAGER)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[fdr], **quiet)
-    trainer.fit(BoringModel())
-    assert fdr.schedulers[0].last_decision.lowered
+def trained_with(package, folder, epochs, **options):
+    """Train the demo of one of Lightning's packages; return its weights, and the callback."""
+    pl = importlib.import_module(package)
+    demo = importlib.import_module(f"{package}.demos.boring_classes").BoringModel
+    ours = package.removesuffix(".pytorch")
+    fdr = importlib.import_module(f"equilibrate.integrations.{ours}").FDRCallback(**EAGER)
+    saving = pl.callbacks.ModelCheckpoint(folder, "{step}", save_top_k=-1)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    pl.seed_everything(0)
+    trainer = pl.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[fdr, saving], **quiet)
+    model = demo()
+    trainer.fit(model, **options)
     assert "equilibrate/lr" in trainer.callback_metrics
+    return weights(model), fdr
 
 
-# Logging --------------------------------------------------------------------------------------
+def test_the_trainer_of_pytorch_lightning(tmp_path):
+    """It does the same in both packages, and resumes from its checkpoints."""
+    both = ("lightning.pytorch", "pytorch_lightning")
+    found = [trained_with(package, tmp_path / package, 4) for package in both]
+    assert all(map(torch.equal, found[0][0], found[1][0]))
+    first, second = (fdr.schedulers[0].last_decision for _, fdr in found)
+    assert first == second
+    assert first.lrs[0] < 0.1
+    folder = tmp_path / both[1]
+    _, resumed = trained_with(both[1], folder, 4, ckpt_path=folder / "step=128.ckpt")
+    assert resumed.schedulers[0].last_decision == first
+
+
+def test_pytorch_lightning_is_enough():
+    code = """
+import sys
+sys.modules["lightning"] = None
+from equilibrate.integrations.pytorch_lightning import FDRCallback
+FDRCallback(threshold=0.01)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_numbers_go_to_the_trainers_loggers(tmp_path):
