@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
@@ -74,28 +74,31 @@ class Plan:
         self.watch(trial, None)
         self.forecast(trial)
         if self.schedule:
-            known = {} if self._lasts_to_the_end else self.settings
-            settings: dict[str, Any] = {**self.settings, "cooldown_end": known.get("cooldown_end")}
+            settings: dict[str, Any] = dict(self.settings)
+            if self._lasts_to_the_end:
+                del settings["cooldown_end"]  # checked when the trainer knows it
             FDRScheduler(trial, **settings)
 
     @property
     def _lasts_to_the_end(self) -> bool:
         return self.settings.get("cooldown_end") == "end"
 
-    def with_length(self, steps: float) -> Plan:
-        """Return the plan for a training whose length is known.
+    def with_length(self, count: Callable[[], float]) -> Plan:
+        """Return the plan for a training, with a number for `cooldown_end="end"`.
 
         Args:
-            steps: Optimizer steps that the training will make; not finite if they are unknown.
+            count: Returns the optimizer steps that the training will make; infinity, or a number
+                below one, if they are unknown. It is only called if the plan needs them.
 
         Returns:
-            The plan, with a number for `cooldown_end="end"`.
+            The plan.
 
         Raises:
-            ValueError: If it needs the length, and that is unknown.
+            ValueError: If it needs the steps, and they are unknown.
         """
         if not self._lasts_to_the_end:
             return self
+        steps = count()
         if not math.isfinite(steps) or steps < 1:
             raise ValueError(
                 "cooldown_end='end', but the trainer does not know how many optimizer steps it "

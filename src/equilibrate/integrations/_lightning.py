@@ -91,12 +91,13 @@ class Hooks:
         warn_of_statistics(self._plan, pl_module)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         restored, self._restored = self._restored, []
-        plan = self._plan.with_length(
-            # A module that makes the steps itself may make any number of them.
-            trainer.estimated_stepping_batches - (0 if restored else trainer.global_step)
-            if pl_module.automatic_optimization
-            else math.inf
-        )
+
+        def count() -> float:
+            if not pl_module.automatic_optimization:
+                return math.inf  # it makes the steps itself, and may make any number of them
+            return trainer.estimated_stepping_batches - (0 if restored else trainer.global_step)
+
+        plan = self._plan.with_length(count)
         self._attached = [
             Attached(
                 optimizer,

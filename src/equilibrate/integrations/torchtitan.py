@@ -107,7 +107,7 @@ def build_lr_schedulers(**settings: Unpack[Settings]) -> Callable[..., FDRSchedu
             )
         warm_up = titan.build_lr_schedulers(optimizers, lr_scheduler_config, training_steps)
         start = int(lr_scheduler_config.warmup_steps)
-        known = plan.with_length(training_steps)
+        known = plan.with_length(lambda: training_steps)
         return FDRSchedulersContainer(warm_up, optimizers, start=start, plan=known)
 
     return build

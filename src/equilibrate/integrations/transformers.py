@@ -152,7 +152,7 @@ class FDRCallback(TrainerCallback):
         if saved is not None and saved["global_step"] != state.global_step:
             saved = None
         made = state.global_step if saved is None else 0  # the steps are counted from here on
-        plan = self._plan.with_length(state.max_steps - made)
+        plan = self._plan.with_length(lambda: state.max_steps - made)
         self._attached = Attached(
             optimizer,
             plan,
