@@ -9,7 +9,8 @@ from importlib.util import find_spec
 import torch
 
 collect_ignore_glob = [
-    f"equilibrate/integrations/{name}.py" for name in ("lightning", "transformers", "torchtitan")
+    f"equilibrate/integrations/{name}.py"
+    for name in ("lightning", "pytorch_lightning", "transformers", "torchtitan")
 ]
 if find_spec("triton") is None:
     collect_ignore_glob += [

@@ -242,18 +242,22 @@ def pairs(results: Results) -> Table:
 
 
 def recipe(results: Results) -> Table:
-    """Return how the recommended recipe ends after one budget, called as users call it."""
+    """Return how the recommended recipe ends after one budget, called as users call it.
+
+    It is compared with arms that ran on the same kind of device.
+    """
     head = [
         "after one budget", "losses", "learning rate", "device", "metric", "gain over cosine",
-        "gain over the arm", "begins, in budgets",
+        "gain over the arm", "gain over warm-up, stable, decay", "begins, in budgets",
     ]  # fmt: skip
     rows = []
     for found in results.checks:
         task, ours = found.task, {run.seed: run.metric for run in found.runs}
-        gains = [
-            paired(ours, results.at(task, arm, 1.0), lower_is_better=TASKS[task].is_text)
-            for arm in (REFERENCE, "gain-start")
-        ]
+        gains = []
+        for arm in (REFERENCE, "gain-start", "wsd"):
+            alike = {run.where["gpu"] for run in results.runs(task, arm)} == {found.where["gpu"]}
+            theirs = results.at(task, arm, 1.0) if alike else {}
+            gains.append(paired(ours, theirs, lower_is_better=TASKS[task].is_text))
         rows.append([
             TASKS[task].title,
             checks.LOSSES[found.kind],
