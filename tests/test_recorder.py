@@ -158,7 +158,7 @@ def test_all_judgements_since_the_last_row_are_recorded(tmp_path):
     ]
     assert first["judgements"][2]["reason"].endswith("but lr is at min_lr")
     assert not second["lowered"]
-    assert second["reason"] == "too few steps: 4 of 10 since the last check"
+    assert second["reason"] == "too few steps: the next check is due at step 67"
     assert "judgements" not in second
 
 

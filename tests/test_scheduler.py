@@ -322,7 +322,7 @@ def test_stepping_at_every_batch_is_safe_by_default():
         assert run.lrs() == [0.5] or run.scheduler.monitor.step >= 199
     reasons = run.scheduler.last_decision.reason
     assert run.lrs() == [pytest.approx(0.45)]
-    assert reasons == "too few steps: 51 of 100 since the last check"
+    assert reasons == "too few steps: the next check is due at step 299"
 
 
 @pytest.mark.parametrize("clipped", [False, True])
@@ -342,6 +342,32 @@ def test_calls_at_every_batch_rarely_wait_for_the_device(clipped, monkeypatch):
     first = run.scheduler.judgements[0]
     assert first.step == (3168 if clipped else 208)  # the first at which there are 100
     assert len(readings) < calls / 40
+
+
+def test_a_resumed_run_gives_the_same_reasons_at_every_batch():
+    def reasons(run, steps):
+        for _ in range(steps):
+            run.train(steps=1)
+            run.scheduler.step()
+            yield run.scheduler.last_decision.reason
+
+    run = Balanced(every=16, min_steps=100, factor=0.5)
+    assert list(reasons(run, 150))[-1] == "too few steps: the next check is due at step 187"
+    resumed = Balanced(every=16, min_steps=100, factor=0.5)
+    resumed.optimizer.load_state_dict(run.optimizer.state_dict())
+    resumed.scheduler.load_state_dict(run.scheduler.state_dict())
+    assert list(reasons(resumed, 150)) == list(reasons(run, 150))
+
+
+def test_a_reason_is_not_that_of_an_earlier_call():
+    run = Balanced(every=16, min_steps=100)
+    run.train(steps=100)
+    run.scheduler.step()
+    run.scheduler.step()
+    assert run.scheduler.last_decision.reason.startswith("no optimizer step was seen")
+    run.train(steps=1)
+    run.scheduler.step()
+    assert run.scheduler.last_decision.reason.startswith("too few steps: the next check is due at")
 
 
 class Reads(TorchDispatchMode):

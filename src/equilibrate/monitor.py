@@ -233,11 +233,11 @@ steps: it will not equilibrate in this run
     def mark(self) -> None:
         """Record where the parameters are now, if the monitor was created with `trace=True`.
 
-        Call it at the end of each epoch; an `FDRScheduler` does so whenever it asks its rule. If
-        examples are reshuffled in each epoch, the noise of its steps almost cancels, so positions
-        within an epoch say little about where training goes. At most 128 positions are stored:
-        then every other one is dropped, and only every second call is recorded. No step waits for
-        the device.
+        Call it at the end of each epoch; an `FDRScheduler` does so in calls that are at least
+        `min_steps` apart. If examples are reshuffled in each epoch, the noise of its steps almost
+        cancels, so positions within an epoch say little about where training goes. At most 128
+        positions are stored: then every other one is dropped, and only every second call is
+        recorded. No step waits for the device.
         """
         self._watch.mark()
 

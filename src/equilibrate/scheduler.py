@@ -126,9 +126,9 @@ class FDRScheduler(LRScheduler):
         self.kept_layers: dict[str, Layer] = {}
         """The layers at the last lowering, if `keep_layers` is set."""
         self._warned = False
-        self._seen = self._decided = self._marked = self.monitor.step
-        self._retry = 0
-        """The step before which the window cannot have enough steps; not saved with the state."""
+        self._seen = self._marked = self.monitor.step
+        self._due = 0
+        """The step before which the rule is not asked."""
         self._rates = LearningRates(optimizer)
         lower_bounds(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
@@ -197,7 +197,7 @@ class FDRScheduler(LRScheduler):
         self.monitor.reset()
         self.monitor.mark()
         self._marked = self.monitor.step
-        self._retry = 0
+        self._due = self._marked + self.min_steps
         if self.forecaster is not None:
             self.forecaster.reset()
         if self._losses is not None:
@@ -228,7 +228,7 @@ class FDRScheduler(LRScheduler):
             "min_lr": float(self.min_lr) if isinstance(self.min_lr, Real) else list(self.min_lrs),
             "min_steps": self.min_steps,
             "seen": self._seen,
-            "decided": self._decided,
+            "due": self._due,
             "marked": self._marked,
             "decision": decision,
             "cooldown": None
@@ -267,13 +267,12 @@ class FDRScheduler(LRScheduler):
         if self._losses is not None:
             self._losses.load_state_dict(state_dict["losses"])
         self.judgements.clear()
-        self._retry = 0
         self._rates.forget()
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._last_lr = list(state_dict["last_lr"])
         self.base_lrs = list(state_dict["base_lrs"])
-        self._seen, self._decided = state_dict["seen"], state_dict["decided"]
+        self._seen, self._due = state_dict["seen"], state_dict["due"]
         self._marked = state_dict["marked"]
         if (line := state_dict.get("cooldown")) is None:
             self._line = None
@@ -296,7 +295,7 @@ class FDRScheduler(LRScheduler):
 
     def _start(self, lrs: Sequence[float]) -> None:
         self.restart()
-        self._seen = self._decided = self.monitor.step
+        self._seen = self.monitor.step
         reason = "started: the averaging window begins here"
         self.last_decision = Decision(False, reason, self.monitor.reading(), tuple(lrs))
 
@@ -329,21 +328,15 @@ class FDRScheduler(LRScheduler):
             verdict = self.rule.judge(reading)
             why = verdict.reason if verdict.act else f"no decision so far ({verdict.reason})"
             return self._begin(self._line, why, reading, current)
-        if (steps := self._seen - self._decided) < self.min_steps:
-            return wait(f"too few steps: {steps} of {self.min_steps} since the last check")
         if self._seen - self._marked >= self.min_steps:
             self.monitor.mark()
             self._marked = self._seen
-        if self._seen < self._retry:
-            return wait(self.last_decision.reason)  # a reading would wait for the device
+        if self._seen < self._due:  # a reading would wait for the device
+            return wait(f"too few steps: the next check is due at step {self._due}")
         reading = self.monitor.reading()
+        self._due = self._next_check(reading)
         if 0 < reading.count < self.min_steps:
-            # The window has half of the steps, up to the last one that was measured.
-            every = self.monitor.every
-            lacking = 2 * (self.min_steps - reading.count) - every - 1
-            self._retry = self._seen + max(every - self.monitor.since_reset % every, lacking)
             return wait(f"too few steps: {reading.count} of {self.min_steps} in the window")
-        self._decided = self._seen
         verdict = self.rule.judge(reading := self._complete(reading))
         lowered = [
             max(self.factor * lr, min(low, lr))
@@ -357,6 +350,15 @@ class FDRScheduler(LRScheduler):
         if self._line is not None and self._seen < self._line.end:
             return self._begin(self._line, verdict.reason, reading, current)
         return Decision(True, verdict.reason, reading, tuple(lowered))
+
+    def _next_check(self, reading: Reading) -> int:
+        """Return the first step at which the rule can be asked after this reading."""
+        if not 0 < reading.count < self.min_steps:
+            return self._seen + self.min_steps
+        # The window has half of the steps, up to the last one that was measured.
+        every = self.monitor.every
+        lacking = 2 * (self.min_steps - reading.count) - every - 1
+        return self._seen + max(every - self.monitor.since_reset % every, lacking)
 
     def _begin(self, line: Line, why: str, reading: Reading, current: Sequence[float]) -> Decision:
         line.begin(self._seen, current)
