@@ -9,7 +9,7 @@ import numpy as np
 
 from training_study import tables
 from training_study.arms import ARMS
-from training_study.tables import BUDGETS, REFERENCE, Results
+from training_study.results import BUDGETS, REFERENCE, Results
 from training_study.tasks import TASKS
 
 mpl.use("Agg")

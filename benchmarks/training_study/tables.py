@@ -1,22 +1,18 @@
 """Tables of a study, from its records alone."""
 
-import json
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from training_study import checks, statistics, words
+from training_study import statistics, tables_of_checks, words
 from training_study.arms import ARMS
-from training_study.records import Record, read
-from training_study.statistics import Difference, mean, paired
-from training_study.study import open_study
+from training_study.records import Record
+from training_study.results import BUDGETS, REFERENCE, Results
+from training_study.statistics import Difference, mean
 from training_study.tasks import TASKS
+from training_study.words import Table
 
-REFERENCE = "cosine"
-BUDGETS = {0.5: "cosine-half", 1.0: "cosine", 2.0: "cosine-double"}
-"""The cosine that is made for each budget."""
 EQUILIBRIUM = ("paper-0.01", "paper-0.1", "stationary", "gain-known", "gain-start")
 """Arms with the library's own rules."""
 PAIRS = (
@@ -27,73 +23,8 @@ PAIRS = (
     ("averaged", "constant"),
 )
 """Arms that are compared with each other."""
-Table = tuple[list[str], list[list[str]]]
 Place = tuple[str, str, float]
 """A task, an arm and a number of budgets."""
-
-
-class Results:
-    """What the records of a folder say.
-
-    Args:
-        out: The folder.
-    """
-
-    def __init__(self, out: Path) -> None:
-        self.records = read(out)
-        self.study = open_study(out)
-        chosen = {} if self.study is None else self.study.chosen(self.records)
-        self.final = [
-            record
-            for record in self.records
-            if record.stage == "final"
-            and record.setting == chosen.get((record.task, _tuned(record.arm)), record.setting)
-        ]
-        self.checks = checks.read(out / "checks")
-        path = out / "overhead.json"
-        self.overhead: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-
-    @cached_property
-    def tasks(self) -> list[str]:
-        """Tasks with at least two reported runs of the reference."""
-        return [task for task in TASKS if len(self.runs(task, REFERENCE)) > 1]
-
-    def arms(self, task: str) -> list[str]:
-        """Return the arms of a task with at least two reported runs."""
-        return [arm for arm in ARMS if len(self.runs(task, arm)) > 1]
-
-    def runs(self, task: str, arm: str) -> list[Record]:
-        """Return the reported runs of an arm, by seed."""
-        return [record for record in self.final if (record.task, record.arm) == (task, arm)]
-
-    def trials(self, task: str, arm: str) -> list[Record]:
-        """Return the trials of an arm."""
-        return [
-            record
-            for record in self.records
-            if (record.stage, record.task, record.arm) == ("tuning", task, arm)
-        ]
-
-    def at(self, task: str, arm: str, budgets: float) -> dict[int, float]:
-        """Return the metric after a number of budgets, by seed."""
-        found = {run.seed: run.at(budgets) for run in self.runs(task, arm)}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def difference(
-        self, task: str, arm: str, budgets: float, reference: str = REFERENCE
-    ) -> Difference | None:
-        """Return by how much an arm is better than the reference, at equal seeds."""
-        theirs = self.at(task, reference, budgets)
-        return paired(self.at(task, arm, budgets), theirs, lower_is_better=TASKS[task].is_text)
-
-    def best(self, task: str) -> float:
-        """Return the best arm's mean metric after one budget."""
-        means = [
-            mean(list(values.values())).value
-            for arm in self.arms(task)
-            if (values := self.at(task, arm, 1.0))
-        ]
-        return min(means) if TASKS[task].is_text else max(means)
 
 
 def known(results: Results, task: str) -> Table:
@@ -241,35 +172,6 @@ def pairs(results: Results) -> Table:
     return head, rows
 
 
-def recipe(results: Results) -> Table:
-    """Return how the recommended recipe ends after one budget, called as users call it.
-
-    It is compared with arms that ran on the same kind of device.
-    """
-    head = [
-        "after one budget", "losses", "learning rate", "device", "metric", "gain over cosine",
-        "gain over the arm", "gain over warm-up, stable, decay", "begins, in budgets",
-    ]  # fmt: skip
-    rows = []
-    for found in results.checks:
-        task, ours = found.task, {run.seed: run.metric for run in found.runs}
-        gains = []
-        for arm in (REFERENCE, "gain-start", "wsd"):
-            alike = {run.where["gpu"] for run in results.runs(task, arm)} == {found.where["gpu"]}
-            theirs = results.at(task, arm, 1.0) if alike else {}
-            gains.append(paired(ours, theirs, lower_is_better=TASKS[task].is_text))
-        rows.append([
-            TASKS[task].title,
-            checks.LOSSES[found.kind],
-            f"{found.lr:g}",
-            words.machine(found.where),
-            words.mean(task, list(ours.values())),
-            *(words.difference(task, gain) for gain in gains),
-            words.fractions(run.begin for run in found.runs if run.begin is not None),
-        ])  # fmt: skip
-    return head, rows
-
-
 def verdicts(results: Results) -> Table:
     """Return a row for each arm: its verdicts against cosine at 1/2, 1 and 2 budgets, by task.
 
@@ -334,11 +236,6 @@ def not_run(results: Results) -> str:
     )
 
 
-def _tuned(arm: str) -> str:
-    """Return the arm whose setting an arm has."""
-    return ARMS[arm].as_tuned or arm
-
-
 def tables(out: Path) -> dict[str, Table | str]:
     """Return all tables by the names of their places in the page; empty without records."""
     results = Results(out)
@@ -350,7 +247,8 @@ def tables(out: Path) -> dict[str, Table | str]:
         "training, equilibrium": equilibrium(results),
         "training, without the length": without_length(results),
         "training, pairs": pairs(results),
-        "training, recipe": recipe(results),
+        "training, recipe": tables_of_checks.recipe(results),
+        "training, tied": tables_of_checks.tied(results),
         "training, verdicts": verdicts(results),
     }
     for task in results.tasks:

@@ -8,6 +8,9 @@ from training_study.statistics import Difference
 from training_study.statistics import mean as estimate
 from training_study.tasks import TASKS
 
+Table = tuple[list[str], list[list[str]]]
+"""The head of a table, and its rows."""
+
 
 def span(counts: Iterable[int]) -> str:
     """Return the smallest and the largest of some numbers, or the one that there is."""

@@ -562,7 +562,7 @@ def test_settings_are_chosen_by_the_trials_and_arms_are_balanced(study):
 
 
 def test_a_reported_run_is_made_again_if_another_setting_was_chosen_since(study, tmp_path):
-    module, runs, tables = small_study(study, ("constant",)), study("runs"), study("tables")
+    module, runs, results = small_study(study, ("constant",)), study("runs"), study("results")
     settings = study("arms").ARMS["constant"].trials(study("tasks").TASKS["mlp"])
     here = place(study, tmp_path)
     study("study").save(module, tmp_path)
@@ -577,7 +577,7 @@ def test_a_reported_run_is_made_again_if_another_setting_was_chosen_since(study,
         runs.write(tmp_path / f"{record.name}.json", raw)
     (left,) = module.remaining(here)
     assert [(job.stage, job.seed, job.setting) for job in left] == [("final", 1, settings[2])]
-    assert [record.seed for record in tables.Results(tmp_path).final] == [0]
+    assert [record.seed for record in results.Results(tmp_path).final] == [0]
 
 
 def test_reported_seeds_are_not_tuned_on(study):
@@ -700,7 +700,7 @@ def test_tables_and_page_from_records_alone(load, study, tmp_path):
     runs.write(
         out / "overhead.json", {"mlp": {"bare": ratio | {"ratio": 1.0}, "forecaster": ratio}}
     )
-    results = tables.Results(out)
+    results = study("results").Results(out)
     head, rows = tables.known(results, "mlp")
     by_title = {row[0]: row for row in rows}
     assert list(by_title) == ["constant", "cosine", "`Gain`"]
