@@ -120,6 +120,8 @@ def test_gain_is_a_rule_that_says_what_it_needs():
         ({"total_steps": 10.5}, "total_steps must be a whole number .* at least 1, got 10.5"),
         ({"confidence": 0.5}, r"confidence must lie between 0.5 and 1, such as 0.975, got 0.5"),
         ({"confidence": 1.0}, r"confidence must lie between 0.5 and 1"),
+        ({"confidence": None}, r"confidence must lie between 0.5 and 1, .* got None"),
+        ({"ahead": "1"}, r"ahead must be a positive number such as 1, got '1'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

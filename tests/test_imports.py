@@ -12,6 +12,7 @@ import equilibrate
 SOURCE = Path(equilibrate.__file__).parent
 
 LAYERS = [
+    "_arguments",
     "estimates",
     "telescoped",
     "gains",

@@ -1,6 +1,7 @@
 """FDRScheduler is a torch scheduler, decides by a pure rule, and says why."""
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR, StepLR
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import equilibrate as eq
+from equilibrate._engine.relation.probe import Probe
 from equilibrate.rules import Gain, Threshold, Verdict
 
 
@@ -96,6 +98,45 @@ def test_tensor_learning_rates_are_changed_in_place():
     run.scheduler.step()
     assert run.lrs()[0] is lr
     assert float(lr) == 0.25
+
+
+def test_a_learning_rate_tensor_is_known_as_it_has_rounded_it():
+    """0.35 and 0.245 are not numbers of single precision."""
+    run, resumed = (Balanced(lrs=(torch.tensor(0.5),), factor=0.7) for _ in range(2))
+    run.train()
+    run.scheduler.step()
+    resumed.optimizer.load_state_dict(deepcopy(run.optimizer.state_dict()))
+    resumed.scheduler.load_state_dict(deepcopy(run.scheduler.state_dict()))
+    for each in (run, resumed):
+        each.train()
+        each.scheduler.step()
+    assert run.scheduler.last_decision.lrs == resumed.scheduler.last_decision.lrs
+    assert torch.equal(run.lrs()[0], resumed.lrs()[0])
+    assert run.scheduler.current_lrs() == [run.lrs()[0].item()]
+
+
+def test_calls_that_change_nothing_do_not_end_an_interval(monkeypatch):
+    """torch writes the rate into a tensor at each call, which looks like a change."""
+    written = []
+    real = Probe._write
+    monkeypatch.setattr(Probe, "_write", lambda *a, **k: written.append(0) or real(*a, **k))
+    run = Balanced(lrs=(torch.tensor(0.5),), every=16, min_steps=10_000)
+    for _ in range(320):
+        run.train(steps=1)
+        run.scheduler.step()
+    assert len(written) < 2 * 320 / 16
+
+
+def test_a_learning_rate_tensor_that_replaces_another_is_read():
+    run = Balanced(lrs=(torch.tensor(0.5),), threshold=1e-9)
+    for number in range(50):
+        run.train(off=0.5)
+        run.scheduler.step()
+        lr = 0.1 + number / 100
+        run.optimizer.param_groups[0]["lr"] = replaced = torch.tensor(1.0)
+        while replaced._version < 2:  # as often as the other one was written to
+            replaced.fill_(lr)
+        assert run.scheduler.current_lrs() == [pytest.approx(lr)]
 
 
 def test_it_multiplies_the_current_learning_rate():
@@ -205,12 +246,16 @@ def test_undefined_never_lowers():
         ({"factor": 1.0}, r"factor must lie between 0 and 1, such as 0.9, got 1.0"),
         ({"threshold": "0.1"}, r"threshold must be a positive number such as 0.01, got '0.1'"),
         ({"factor": "0.9"}, r"factor must lie between 0 and 1, such as 0.9, got '0.9'"),
+        ({"factor": None}, r"factor must lie between 0 and 1, such as 0.9, got None"),
+        ({"threshold": [0.1]}, r"threshold must be a positive number such as 0.01, got \[0.1\]"),
         ({"min_steps": 0}, "min_steps must be a whole number .* at least 1, got 0"),
         ({"min_steps": 1.5}, "min_steps must be a whole number .* got 1.5"),
         ({"every": 0}, "every must be a whole number of steps, at least 1, got 0"),
         ({"threshold": 0.1, "rule": Threshold()}, "threshold and rule exclude each other"),
         ({"min_lr": -0.1}, "min_lr must be one number ≥ 0"),
         ({"min_lr": "0.1"}, "min_lr must be one number ≥ 0, .* got '0.1'"),
+        ({"min_lr": "1"}, "min_lr must be one number ≥ 0, .* got '1'"),
+        ({"min_lr": {0.1: "a"}}, "min_lr must be one number ≥ 0, .* got {0.1: 'a'}"),
         ({"min_lr": torch.tensor(0.1)}, r"min_lr must be .* got tensor\(0.1000\)"),
         ({"rule": Gain(), "every": 64}, r"every must be at most 37 .* got 64: .* at least 256"),
         ({"min_lr": [0.1, 0.1]}, r"one for each of the 1 parameter group\(s\), got \[0.1, 0.1\]"),

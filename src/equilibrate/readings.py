@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from equilibrate._arguments import lies_between
 from equilibrate.estimates import Estimate
 from equilibrate.gains import Forecast, Losses
 from equilibrate.stationarity import Trace
@@ -132,5 +133,5 @@ def check_threshold(threshold: float) -> None:
     Raises:
         ValueError: If it is not a positive finite number.
     """
-    if isinstance(threshold, str) or not (threshold > 0 and math.isfinite(threshold)):
+    if not lies_between(threshold, 0, math.inf):
         raise ValueError(f"threshold must be a positive number such as 0.01, got {threshold!r}")

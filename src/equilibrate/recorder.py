@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from equilibrate._arguments import check_steps
 from equilibrate._engine.cooldown.loss_record import check_loss
-from equilibrate._engine.steps import check_steps
 from equilibrate.layers import Layer
 from equilibrate.monitor import Monitor
 from equilibrate.observation import Observation, Observer, is_first_process

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from equilibrate._arguments import check_steps
 from equilibrate._engine.cooldown.line import Line
 from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
 from equilibrate._engine.optimizer.rates import LearningRates, lower_bounds
-from equilibrate._engine.steps import check_steps
 from equilibrate._watchers import forecaster_for, monitor_for
 from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
 from equilibrate.rules import Rule, Threshold, check_factor, needs_of
-from equilibrate.rules.base import check_rule, settings_of, with_total_steps
+from equilibrate.rules.base import check_rule, settings_of, with_settings, with_total_steps
 
 if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
@@ -117,7 +117,8 @@ class FDRScheduler(LRScheduler):
                 )
             self.rule = with_total_steps(self.rule, self._line.end)
         self.factor = float(factor)
-        self.min_lr = min_lr
+        bounds = lower_bounds(optimizer, min_lr)
+        self.min_lr = bounds[0] if isinstance(min_lr, Real) else list(bounds)
         self.last_decision: Decision
         self.judgements: deque[Judgement] = deque(maxlen=256)
         """What the rule decided in this process, the newest last. Not saved with the state."""
@@ -130,7 +131,6 @@ class FDRScheduler(LRScheduler):
         self._due = 0
         """The step before which the rule is not asked."""
         self._rates = LearningRates(optimizer)
-        lower_bounds(optimizer, min_lr)  # a wrong length is reported now, not when it is needed
         super().__init__(optimizer, last_epoch)
 
     @property
@@ -167,7 +167,7 @@ class FDRScheduler(LRScheduler):
             if self._losses is not None:
                 self._losses.add(self.monitor.step, checked)
         if getattr(self, "_is_initial", False):
-            self._start(self._rates.read())
+            self._start(self.current_lrs())
             super().step(epoch)
             return
         if epoch == 0:  # `SequentialLR` has reached a milestone: the window begins here
@@ -180,7 +180,8 @@ class FDRScheduler(LRScheduler):
             self.judgements.append(Judgement(self.monitor.step, *made))
         if decision.lowered:
             self.kept_layers = by_name(self.monitor, self.rule) if self.keep_layers else {}
-        super().step(epoch)
+        with self._rates.kept(decision.lrs):
+            super().step(epoch)
         self._rates.note(decision.lrs)
         if decision.lowered:
             self.restart()  # after the learning rate is set, with which a trace begins
@@ -191,6 +192,22 @@ class FDRScheduler(LRScheduler):
     def get_lr(self) -> list[float | Tensor]:
         """Return the learning rate of each group as last decided. Nothing is changed."""
         return list(self.last_decision.lrs)
+
+    def current_lrs(self) -> list[float]:
+        """Return the learning rate of each group, whoever set it.
+
+        A tensor is waited for only if somebody else has changed it.
+        """
+        return self._rates.read()
+
+    def share_losses(self) -> None:
+        """Give all processes the same losses, so that the state of one is right for all.
+
+        A checkpoint that one process writes otherwise holds its own losses since the last check.
+        Every process must call it. Without a rule that needs losses it does nothing.
+        """
+        if self._losses is not None:
+            self._losses.losses()
 
     def restart(self) -> None:
         """Restart all averages, as after a lowering. The learning rate stays as it is."""
@@ -215,9 +232,6 @@ class FDRScheduler(LRScheduler):
         Under sharded training every process must call it. The means of a forecaster are not copied;
         see `Forecaster.state_dict`.
         """
-        reading = replace(self.last_decision.reading, **_WITHOUT)
-        decision = asdict(replace(self.last_decision, reading=reading))
-        decision["lrs"] = list(decision["lrs"])
         return {
             "last_epoch": self.last_epoch,
             "step_count": self._step_count,
@@ -225,12 +239,12 @@ class FDRScheduler(LRScheduler):
             "base_lrs": [float(lr) for lr in self.base_lrs],
             "rule": settings_of(self.rule),
             "factor": self.factor,
-            "min_lr": float(self.min_lr) if isinstance(self.min_lr, Real) else list(self.min_lrs),
+            "min_lr": self.min_lr,
             "min_steps": self.min_steps,
             "seen": self._seen,
             "due": self._due,
             "marked": self._marked,
-            "decision": decision,
+            "decision": self.last_decision.state_dict(),
             "cooldown": None
             if self._line is None
             else self._line.state_dict(len(self.optimizer.param_groups)),
@@ -243,21 +257,14 @@ class FDRScheduler(LRScheduler):
         """Restore a state that `state_dict` returned, its settings included.
 
         Raises:
-            ValueError: If it is not the state of an FDRScheduler, or one with another kind of rule.
+            ValueError: If it is not the state of an FDRScheduler.
         """
         if "monitor" not in state_dict:
             raise ValueError(
                 "state_dict is not the state of an FDRScheduler: it holds "
                 f"{', '.join(state_dict) or 'nothing'}; pass what scheduler.state_dict() returned"
             )
-        rule = dict(state_dict["rule"])
-        if (kind := rule.pop("name")) != type(self.rule).__name__:
-            raise ValueError(
-                f"state_dict was saved with the rule {kind}, this scheduler has "
-                f"{type(self.rule).__name__}: construct it with the same kind of rule"
-            )
-        if is_dataclass(self.rule):
-            self.rule = replace(self.rule, **rule)
+        self.rule = with_settings(self.rule, state_dict["rule"])
         self.factor = state_dict["factor"]
         self.min_lr = state_dict["min_lr"]
         self.min_steps = state_dict["min_steps"]
@@ -280,9 +287,7 @@ class FDRScheduler(LRScheduler):
             self._line = self._line or Line(line["end"])
             self._line.load_state_dict(line)
             self.rule = with_total_steps(self.rule, self._line.end)
-        decision = dict(state_dict["decision"])
-        reading = Reading(**decision.pop("reading"))
-        self.last_decision = Decision(reading=reading, lrs=tuple(decision.pop("lrs")), **decision)
+        self.last_decision = Decision.from_state_dict(state_dict["decision"])
 
     def _get_closed_form_lr(self) -> list[float | Tensor]:
         """Return the learning rates in an epoch that torch was given.
@@ -300,7 +305,7 @@ class FDRScheduler(LRScheduler):
         self.last_decision = Decision(False, reason, self.monitor.reading(), tuple(lrs))
 
     def _decide(self) -> Decision:
-        current = self._rates.read()
+        current = self.current_lrs()
         seen, self._seen = self._seen, self.monitor.step
 
         def wait(reason: str) -> Decision:
@@ -392,7 +397,3 @@ class FDRScheduler(LRScheduler):
                     stacklevel=4,
                 )
         return reading
-
-
-_WITHOUT: dict[str, Any] = {"trace": None, "forecasts": None, "losses": None}
-"""Attachments of a reading, which are not saved."""

@@ -32,3 +32,17 @@ def test_data_parallel_forecasts_need_no_communication_and_losses_are_averaged(p
     for (found,), losses in processes.run(sharded.data_parallel_losses, STEPS):
         assert found.gain.value == pytest.approx(single.gain.value, rel=1e-8)
         assert (losses.steps, losses.values) == ((STEPS,), (1.5,))
+
+
+@pytest.mark.parametrize("strategy", ["FSDP2", "TP"])
+def test_averaged_parameters_do_not_end_an_interval(processes, strategy):
+    """Each call of `to_local()` returns another tensor."""
+    for before, inside, after in processes.run(sharded.open_intervals, strategy, 10):
+        assert before == inside == after
+        assert max(before) > 0
+
+
+def test_a_state_that_one_process_has_saved_has_the_losses_of_all(processes):
+    for uninterrupted, resumed in processes.run(sharded.saved_by_one):
+        assert resumed["steps"] == uninterrupted["steps"] == [3, 6, 9, 12, 15, 18]
+        assert resumed["sums"] == pytest.approx(uninterrupted["sums"], rel=1e-12)

@@ -335,7 +335,8 @@ def test_scale_invariant_weights_can_be_left_out():
         ({"min_lr": [0.1, -1]}, r"min_lr must be one number ≥ 0, .* got \[0.1, -1\]"),
         ({"every": 0}, r"every must be a whole number of steps"),
         ({"every": 0, "schedule": False}, r"every must be a whole number of steps"),
-        ({"horizons": [3], "schedule": False}, r"horizons must .* at least 4, got 3"),
+        ({"min_lr": np.array(0.01)}, r"min_lr must be one number ≥ 0, .* got array\(0.01\)"),
+        ({"horizons": [3], "schedule": False}, r"horizons .* must .* at least 4, got 3"),
     ],
 )
 def test_settings_are_checked_before_there_is_an_optimizer(arguments, message):
@@ -351,8 +352,9 @@ def test_a_setting_that_there_is_not():
 def test_one_floor_for_each_group_is_checked_with_the_optimizer():
     model, optimizer = model_and_optimizer(2)
     assert attach(model, optimizer, plan(min_lr=[0.01, 0.02])).scheduler.min_lrs == (0.01, 0.02)
-    array = np.array([0.01, 0.02])
-    assert attach(model, optimizer, plan(min_lr=array)).scheduler.min_lrs == (0.01, 0.02)
+    numbers = [np.array([0.01, 0.02]), torch.tensor([0.01, 0.02], dtype=torch.float64)]
+    for several in numbers:
+        assert attach(model, optimizer, plan(min_lr=several)).scheduler.min_lrs == (0.01, 0.02)
     with pytest.raises(ValueError, match="one for each of the 2 parameter group"):
         attach(model, optimizer, plan(min_lr=[0.01]))
 
@@ -361,8 +363,54 @@ def test_the_end_of_a_training_becomes_a_number():
     to_the_end, without = plan(cooldown_end="end"), plan()
     assert to_the_end.with_length(lambda: 80).settings["cooldown_end"] == 80
     assert without.with_length(lambda: 1 // 0) is without
+    assert to_the_end.with_length(lambda: 0).settings["cooldown_end"] is None  # nothing is left
     for unknown in (math.inf, -1):
         with pytest.raises(ValueError, match=r"cooldown_end='end', but the trainer .* pass their"):
             to_the_end.with_length(lambda unknown=unknown: unknown)
     with pytest.raises(ValueError, match="cooldown_end must be a whole number"):
         plan(cooldown_end="later")
+
+
+def test_horizons_may_be_an_iterator():
+    model, optimizer = model_and_optimizer()
+    one = attach(model, optimizer, plan(horizons=iter((8, 12)), schedule=False))
+    assert one.forecaster.horizons == (8, 12)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_training_that_continues_after_the_cooldown_is_warned_of(momentum):
+    """Without momentum a step at a rate of zero is not counted."""
+    weight = nn.Parameter(torch.ones(5))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+    settings = plan(cooldown_end=20, min_steps=5, interval="step")
+    one = Attached(optimizer, settings, start=0, named_parameters=())
+
+    def train(number):
+        for _ in range(number):
+            steps(optimizer, 1)
+            one.advance(epoch_ended=False)
+
+    train(20)
+    with pytest.warns(UserWarning, match="continues after cooldown_end=20") as caught:
+        train(40)
+    assert len(caught) == 1
+
+
+def test_a_learning_rate_tensor_is_not_read_at_every_step(monkeypatch):
+    weight = nn.Parameter(torch.ones(5))
+    optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.1))
+    constant = LambdaLR(optimizer, lambda epoch: 1.0)
+    settings = plan(interval="step", factor=0.7, threshold=1e9, min_steps=10)
+    one = Attached(optimizer, settings, start=0, named_parameters=(), others=[constant])
+    while not one.scheduler.last_decision.lowered:
+        steps(optimizer, 1)
+        one.advance(epoch_ended=False)
+    base = list(constant.base_lrs)
+    reads = []
+    real = torch.Tensor.__float__
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda t: reads.append(t) or real(t))
+    for _ in range(5):
+        steps(optimizer, 1)
+        one.advance(epoch_ended=False)
+    assert not any(t is optimizer.param_groups[0]["lr"] for t in reads)
+    assert constant.base_lrs == base

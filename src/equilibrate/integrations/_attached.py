@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from equilibrate._engine.cooldown.loss_record import over_processes
 from equilibrate._engine.optimizer.names import NamedParameters
 from equilibrate.decisions import Decision
 from equilibrate.forecast import Forecaster
@@ -67,9 +68,11 @@ class Plan:
                 f"{', '.join(self.of_scheduler)} is for schedules, but schedule=False: leave it "
                 "out, or set schedule=True"
             )
+        if isinstance(self.horizons, Iterator):  # it is read more than once
+            object.__setattr__(self, "horizons", tuple(self.horizons))
         # The settings are checked where they are used, on an optimizer that is thrown away.
-        number = max(1, len(self._floors))
-        groups = [{"params": [nn.Parameter(torch.zeros(1, device="cpu"))]} for _ in range(number)]
+        weights = [nn.Parameter(torch.zeros(1, device="cpu")) for _ in range(self._groups)]
+        groups = [{"params": [weight]} for weight in weights]
         trial = torch.optim.SGD(groups, lr=0.1)
         self.watch(trial, None)
         self.forecast(trial)
@@ -87,11 +90,11 @@ class Plan:
         """Return the plan for a training, with a number for `cooldown_end="end"`.
 
         Args:
-            count: Returns the optimizer steps that the training will make; infinity, or a number
-                below one, if they are unknown. It is only called if the plan needs them.
+            count: Returns the optimizer steps that the training will make; infinity, or a negative
+                number, if they are unknown. It is only called if the plan needs them.
 
         Returns:
-            The plan.
+            The plan; without a cooldown if there are no steps left.
 
         Raises:
             ValueError: If it needs the steps, and they are unknown.
@@ -99,7 +102,9 @@ class Plan:
         if not self._lasts_to_the_end:
             return self
         steps = count()
-        if not math.isfinite(steps) or steps < 1:
+        if steps == 0:
+            return replace(self, settings={**self.settings, "cooldown_end": None})
+        if not math.isfinite(steps) or steps < 0:
             raise ValueError(
                 "cooldown_end='end', but the trainer does not know how many optimizer steps it "
                 "will make: limit them, or pass their number instead"
@@ -107,10 +112,13 @@ class Plan:
         return replace(self, settings={**self.settings, "cooldown_end": int(steps)})
 
     @property
-    def _floors(self) -> Sequence[float]:
-        """The `min_lr` of each group; nothing if there is one for all of them."""
+    def _groups(self) -> int:
+        """The number of parameter groups that `min_lr` is for; 1 if it is one number."""
         min_lr: Any = self.settings.get("min_lr", 0.0)
-        return min_lr if hasattr(min_lr, "__len__") and not isinstance(min_lr, Tensor) else ()
+        try:
+            return max(1, len(min_lr))
+        except TypeError:  # a number, or an array that is one
+            return 1
 
     @property
     def of_scheduler(self) -> dict[str, Any]:
@@ -199,6 +207,8 @@ class Attached:
         """
         step = self.monitor.step
         if step == self._seen:  # gradients were accumulated, or this step was judged already
+            if self.scheduler is not None and not any(self.scheduler.last_decision.lrs):
+                self.scheduler.step()  # steps at a rate of 0 are not counted: it warns of them
             return None
         if not self._started and step >= self._start:
             self._begin()
@@ -210,8 +220,8 @@ class Attached:
             return None
         loss = None if self._loss is None else self._loss / self._loss_steps
         self._seen, self._loss, self._loss_steps = step, None, 0.0
-        self._warn_if_undone()
-        before = _learning_rates(self.monitor.optimizer)
+        before = self.scheduler.current_lrs()
+        self._warn_if_undone(before)
         self.scheduler.step(loss)
         decision = self.scheduler.last_decision
         if decision.lowered or list(decision.lrs) != before:  # or a cooldown continues
@@ -240,13 +250,22 @@ class Attached:
         return named_numbers(seen, seen.lowered)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: numbers, strings and tensors."""
+        """Return the state: numbers, strings and tensors.
+
+        Every process must call it if the rule needs losses: those of all processes are averaged.
+        """
+        if self.scheduler is not None:
+            self.scheduler.share_losses()
+        if self._loss is not None:
+            alone = torch.tensor([float(self._loss), 1.0], dtype=torch.float64, device="cpu")
+            total, processes = over_processes(alone).tolist()
+            self._loss = total / processes
         return {
             "schedule": self.scheduler is not None,
             "seen": self._seen,
             "started": self._started,
             "lowered_to": self._lowered_to,
-            "loss": None if self._loss is None else float(self._loss),
+            "loss": self._loss,
             "loss_steps": self._loss_steps,
             "state": (self.scheduler or self.monitor).state_dict(),
             "forecaster": self._own_forecaster_state(),
@@ -288,10 +307,9 @@ class Attached:
         if self.forecaster is not None:
             self.forecaster.reset()
 
-    def _warn_if_undone(self) -> None:
+    def _warn_if_undone(self, now: Sequence[float]) -> None:
         """Warn if another scheduler has raised a learning rate that was lowered."""
         lowered, self._lowered_to = self._lowered_to, []
-        now = _learning_rates(self.monitor.optimizer)
         # Groups that were added since, as by fine-tuning callbacks, were not lowered.
         if any(lr > low * (1 + 1e-6) for lr, low in zip(now, lowered, strict=False)):
             names = ", ".join(type(other).__name__ for other in self._others) or "something else"
@@ -317,7 +335,7 @@ def named(attached: Sequence[Attached]) -> dict[str, float]:
 def warn_of_missing_state(plan: Plan, step: int) -> None:
     """Warn that a training continues from a checkpoint that does not have our state."""
     words = "the averaging window begins here"
-    if isinstance(end := plan.settings.get("cooldown_end"), int):
+    if (end := plan.settings.get("cooldown_end")) not in (None, "end"):
         words += f", and so does the count of steps: the cooldown will end at step {step + end}"
     warnings.warn(
         f"the checkpoint of step {step} holds no state of equilibrate: {words}", stacklevel=4
@@ -334,10 +352,6 @@ def warn_of_statistics(plan: Plan, model: nn.Module) -> None:
             "forecaster.averaged(model=model)`, after torch.optim.swa_utils.update_bn",
             stacklevel=4,
         )
-
-
-def _learning_rates(optimizer: Optimizer) -> list[float]:
-    return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def _flattened(schedulers: Iterable[Any]) -> Iterator[LRScheduler]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 
 import torch
 
-from equilibrate._engine.steps import check_steps
+from equilibrate._arguments import check_steps
 from equilibrate.forecast import Forecaster
 from equilibrate.integrations._attached import (
     Attached,

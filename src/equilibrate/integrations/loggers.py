@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from equilibrate._engine.steps import check_steps
+from equilibrate._arguments import check_steps
 from equilibrate.decisions import Judgement
 from equilibrate.integrations.scalars import (
     INTERVAL_PREFIX,

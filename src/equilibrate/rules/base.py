@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
+from equilibrate._arguments import lies_between
 from equilibrate.readings import Reading
 
 
@@ -95,7 +96,7 @@ def check_factor(factor: float) -> None:
     Raises:
         ValueError: If it does not lie between 0 and 1.
     """
-    if isinstance(factor, str) or not 0 < factor < 1:
+    if not lies_between(factor, 0, 1):
         raise ValueError(f"factor must lie between 0 and 1, such as 0.9, got {factor!r}")
 
 
@@ -113,6 +114,28 @@ def settings_of(rule: Rule) -> dict[str, Any]:
     found = {name: getattr(rule, name) for name in names}
     plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in found.items()}
     return {"name": type(rule).__name__, **plain}
+
+
+def with_settings(rule: Rule, settings: dict[str, Any]) -> Rule:
+    """Return a rule with other settings.
+
+    Args:
+        rule: A rule.
+        settings: What `settings_of` returned for a rule of the same class.
+
+    Returns:
+        A rule with these settings; the rule itself if it is not a dataclass.
+
+    Raises:
+        ValueError: If they are of another class.
+    """
+    found = dict(settings)
+    if (kind := found.pop("name")) != type(rule).__name__:
+        raise ValueError(
+            f"state_dict was saved with the rule {kind}, this scheduler has "
+            f"{type(rule).__name__}: construct it with the same kind of rule"
+        )
+    return replace(cast("Any", rule), **found) if is_dataclass(rule) else rule
 
 
 def with_total_steps(rule: Rule, steps: int) -> Rule:

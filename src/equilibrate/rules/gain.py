@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equilibrate._engine.steps import check_steps
+from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate, student_quantile
 from equilibrate.gains import Forecast, Losses
 from equilibrate.readings import Reading
@@ -69,13 +69,13 @@ class Gain:
         Raises:
             ValueError: If one is out of range.
         """
-        if not (self.ahead > 0 and math.isfinite(self.ahead)):
-            raise ValueError(f"ahead must be a positive number such as 1, got {self.ahead}")
+        if not lies_between(self.ahead, 0, math.inf):
+            raise ValueError(f"ahead must be a positive number such as 1, got {self.ahead!r}")
         if self.total_steps is not None:
             object.__setattr__(self, "total_steps", check_steps("total_steps", self.total_steps))
-        if not 0.5 < self.confidence < 1:
+        if not lies_between(self.confidence, 0.5, 1):
             raise ValueError(
-                f"confidence must lie between 0.5 and 1, such as 0.975, got {self.confidence}"
+                f"confidence must lie between 0.5 and 1, such as 0.975, got {self.confidence!r}"
             )
 
     def judge(self, reading: Reading) -> Verdict:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from equilibrate._arguments import check_steps, lies_between
 from equilibrate._engine.optimizer.parameters import all_parameters
-from equilibrate._engine.steps import check_steps
 from equilibrate.estimates import Estimate
 from equilibrate.gains import Forecast, average
 from equilibrate.solvable.cooldown import Match, exponential_match
@@ -32,8 +32,8 @@ def own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
     Raises:
         ValueError: If it is not a sequence, there is none, or one is too short.
     """
-    if not isinstance(horizons, Iterable | None):
-        raise ValueError(f"horizons must be a sequence, got {horizons}: pass ({horizons},)")
+    if isinstance(horizons, str) or not isinstance(horizons, Iterable | None):
+        raise ValueError(f"horizons must be a sequence, got {horizons!r}: pass ({horizons},)")
     if horizons is None and every > min(_DEFAULT) // 4:
         raise ValueError(
             f"every must be at most {min(_DEFAULT) // 4} with the default horizons {_DEFAULT}, got "
@@ -41,7 +41,8 @@ def own_means(horizons: Sequence[int] | None, every: int) -> dict[int, Match]:
             "Forecaster"
         )
     given = _DEFAULT if horizons is None else horizons
-    chosen = [check_steps("each of horizons", horizon, least=4 * every) for horizon in given]
+    name = f"each of horizons (4 × every = {4 * every} steps or more)"
+    chosen = [check_steps(name, horizon, least=4 * every) for horizon in given]
     if not chosen:
         raise ValueError("horizons is empty: pass lengths of cooldowns, such as (150, 400)")
     return {horizon: exponential_match(horizon, every) for horizon in chosen}
@@ -57,10 +58,10 @@ def given_mean(horizons: Sequence[int] | None, half_life: float | None) -> dict[
     """
     if horizons is not None:
         raise ValueError("horizons and averaged exclude each other: half_life determines the one")
-    if half_life is None or not half_life >= 2:
+    if half_life is None or not lies_between(half_life, 0, math.inf) or half_life < 2:
         raise ValueError(
             "half_life must be given with averaged, at least 2 steps: log(2)/(1 − decay) for an "
-            f"average with a decay close to 1, got {half_life}"
+            f"average with a decay close to 1, got {half_life!r}"
         )
     horizon = round(half_life / _HALF_LIFE)
     match = exponential_match(horizon)

@@ -58,17 +58,15 @@ class LossRecord:
 
         If there are several processes, all of them must call it.
         """
-        counts = torch.zeros(_CAPACITY, dtype=torch.float64, device="cpu")
-        counts[: len(self._counts)] = counts.new_tensor(self._counts)
-        sums = torch.where(counts > 0, self._sums.cpu(), 0.0)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            # Losses may be numbers of the host, which NCCL cannot add up.
-            both = torch.stack([sums, counts]).to(device_for(None, self._sums.device))
-            dist.all_reduce(both)
-            sums, counts = both.cpu()
         kept = len(self._steps)
-        values = (sums[:kept] / counts[:kept]).tolist()
-        return Losses(self._start, tuple(self._steps), tuple(values))
+        counts = torch.zeros(_CAPACITY, dtype=torch.float64, device="cpu")
+        counts[:kept] = counts.new_tensor(self._counts)
+        sums = torch.where(counts > 0, self._sums.cpu(), 0.0)
+        total, number = over_processes(torch.stack([sums, counts]))
+        means = total[:kept] / number[:kept]
+        # What any one of the processes saves from now on is right for all of them.
+        self._sums[:kept] = (means * counts[:kept]).to(self._sums.device)
+        return Losses(self._start, tuple(self._steps), tuple(means.tolist()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, in lists: tensors must have the same shape at any time to be loaded."""
@@ -90,6 +88,22 @@ class LossRecord:
         self._sums[:half] = self._sums.view(half, 2).sum(1)
         self._steps = self._steps[1::2]
         self._counts = [a + b for a, b in zip(self._counts[::2], self._counts[1::2], strict=True)]
+
+
+def over_processes(values: Tensor) -> Tensor:
+    """Return the sum over all processes, each of which must call it.
+
+    Args:
+        values: Numbers of the host, as many on each process.
+
+    Returns:
+        Numbers of the host; those of this process if there is no other.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return values
+    total = values.to(device_for(None, values.device), copy=True)  # NCCL adds up on GPUs only
+    dist.all_reduce(total)
+    return total.cpu()
 
 
 def check_loss(loss: object) -> float | Tensor:

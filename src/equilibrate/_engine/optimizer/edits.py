@@ -15,10 +15,10 @@ from equilibrate._engine.sharding import as_dtensor, local
 
 _version = attrgetter("_version")
 _borrowed: list[dict[int, int]] = []
-"""The versions, by identity, that tensors get back at the end of each open block of `borrowed`."""
+"""The version, by identity, that a parameter gets back at the end of each open block."""
 
 
-def counted(params: Sequence[Tensor]) -> list[Tensor]:
+def _counted(params: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors whose versions count changes of the parameters.
 
     Operations on a DTensor increase its own version, those on its local part only that one's.
@@ -39,11 +39,10 @@ def borrowed(params: Sequence[Tensor]) -> Iterator[None]:
     Yields:
         None.
     """
-    tensors = tuple(counted(params))
-    mark = {id(t): t._version for t in tensors}
+    mark = {id(p): _versions([p]) for p in params}
     _borrowed.append(mark)
     try:
-        with _unsafe_preserve_version_counter(tensors):
+        with _unsafe_preserve_version_counter(tuple(_counted(params))):
             yield
     finally:
         _borrowed[:] = [other for other in _borrowed if other is not mark]
@@ -54,12 +53,19 @@ def are_borrowed(params: Sequence[Tensor]) -> bool:
     return any(id(p) in mark for mark in _borrowed for p in params)
 
 
-def _versions(tensors: Sequence[Tensor]) -> int:
-    """Return the sum of the versions that tensors have outside of blocks of `borrowed`."""
-    if not _borrowed:
-        return sum(map(_version, tensors))
-    known = ChainMap(*_borrowed)  # of nested blocks the outermost one counts
-    return sum(known.get(id(t), t._version) for t in tensors)
+def _versions(params: Sequence[Tensor], *, distributed: bool = True) -> int:
+    """Return the sum of the versions that parameters have outside blocks of `borrowed`.
+
+    Args:
+        params: The parameters.
+        distributed: Whether some of them may be DTensors.
+    """
+    kept = 0
+    if _borrowed:
+        known = ChainMap(*_borrowed)  # of nested blocks the outermost one counts
+        kept = sum(known[id(p)] for p in params if id(p) in known)
+        params = [p for p in params if id(p) not in known]
+    return kept + sum(map(_version, _counted(params) if distributed else params))
 
 
 class EditWatch:
@@ -73,10 +79,12 @@ class EditWatch:
 
     Args:
         clock: Counts the steps.
+        distributed: Whether some of the parameters are DTensors.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, distributed: bool) -> None:
         self._clock = clock
+        self._distributed = distributed
         self.every_step = False
         """Whether the counters must be read around every step."""
         self._before = 0
@@ -91,7 +99,7 @@ class EditWatch:
 
     def is_edited(self, params: Sequence[Tensor]) -> bool:
         """Return whether the parameters were changed since the last step; call it before one."""
-        self._before = _versions(params)
+        self._before = _versions(params, distributed=self._distributed)
         if self._after is None:
             return False
         unchecked = self._clock.calls - self._calls
@@ -101,7 +109,7 @@ class EditWatch:
 
     def step(self, params: Sequence[Tensor]) -> None:
         """Note a step before which `is_edited` was called."""
-        self._after = _versions(params)
+        self._after = _versions(params, distributed=self._distributed)
         self._growth = self._after - self._before
         self._calls = self._clock.calls
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equilibrate._arguments import check_steps
 from equilibrate._engine.sharding import local
-from equilibrate._engine.steps import check_steps
 
 Bucket = tuple[int, list[Tensor]]
 """Index of a parameter group, and those of its parameters that share a device and a dtype."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim import Optimizer
 
 
@@ -33,11 +36,22 @@ class LearningRates:
         """Return the learning rate of each group."""
         if self._known and self._identities == self._identify():
             return list(self._known)
-        return [float(group["lr"]) for group in self._optimizer.param_groups]
+        self.note([float(group["lr"]) for group in self._optimizer.param_groups])
+        return list(self._known)
 
     def note(self, lrs: Sequence[float]) -> None:
         """Take note of learning rates that have just been set."""
-        self._known, self._identities = list(lrs), self._identify()
+        groups = self._optimizer.param_groups
+        self._held = [group["lr"] for group in groups]  # so that no other gets their identity
+        self._known = [_as_stored(lr, held) for lr, held in zip(lrs, self._held, strict=True)]
+        self._identities = self._identify()
+
+    def kept(self, lrs: Sequence[float]) -> AbstractContextManager[None]:
+        """Return a block in which torch sets learning rates; the same ones are not a change."""
+        if list(lrs) != self.read():
+            return nullcontext()
+        rates = (group["lr"] for group in self._optimizer.param_groups)
+        return _unsafe_preserve_version_counter(tuple(lr for lr in rates if isinstance(lr, Tensor)))
 
     def forget(self) -> None:
         """Forget what was set."""
@@ -46,6 +60,14 @@ class LearningRates:
 
     def _identify(self) -> list[Hashable]:
         return [identity(group["lr"]) for group in self._optimizer.param_groups]
+
+
+def _as_stored(value: float, lr: Any) -> float:
+    """Return a number as a learning rate holds it: a tensor has rounded it."""
+    if not isinstance(lr, Tensor):
+        return value
+    (stored,) = torch.tensor([value], dtype=lr.dtype, device="cpu").tolist()
+    return stored
 
 
 def lower_bounds(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:
@@ -62,9 +84,9 @@ def lower_bounds(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple
         ValueError: If their number is wrong, or one is negative or not a number.
     """
     groups = len(optimizer.param_groups)
+    given: Any = [min_lr] * groups if isinstance(min_lr, Real) else min_lr
     try:
-        given = [min_lr] * groups if isinstance(min_lr, int | float | Real) else min_lr
-        values = tuple(float(low) for low in given)
+        values = () if isinstance(given, str | Mapping) else tuple(map(float, given))
     except (TypeError, ValueError):  # not a number, nor several
         values = ()
     if len(values) != groups or not all(low >= 0 for low in values):

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from equilibrate._engine.arithmetic.sums import ALONG, NORM, choose
 from equilibrate._engine.optimizer.buffers import MomentumBuffers
 from equilibrate._engine.optimizer.clock import Clock
-from equilibrate._engine.optimizer.edits import EditWatch, counted
+from equilibrate._engine.optimizer.edits import EditWatch
 from equilibrate._engine.optimizer.skips import on_device
 from equilibrate._engine.optimizer.updates import (
     Group,
@@ -99,7 +99,7 @@ class Probe:
         self._fresh = False
         """Whether that step creates the momentum buffers."""
         self._settings = settings_getter(optimizer, optimizer.param_groups[group])
-        self._edits = EditWatch(clock)
+        self._edits = EditWatch(clock, distributed=self._distributed)
         self._checked = False
         """Whether the parameters were checked for edits before the step."""
         self._buffers = MomentumBuffers(optimizer, self.params)
@@ -193,7 +193,7 @@ class Probe:
         elif measured:
             self._measure(found)
         if self._checked:
-            self._edits.step(self._counted())
+            self._edits.step(self.params)
         if measured:
             self._addresses = self._current_addresses()
 
@@ -400,7 +400,7 @@ class Probe:
         Args:
             addresses: Whether to look for parameters that were moved in memory, too.
         """
-        edited = self._edits.is_edited(self._counted())
+        edited = self._edits.is_edited(self.params)
         moved = addresses and self._addresses not in (None, self._current_addresses())
         return edited or moved
 
@@ -409,10 +409,6 @@ class Probe:
 
     def _local(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return [local(t) for t in tensors] if self._distributed else tensors
-
-    def _counted(self) -> Sequence[Tensor]:
-        """Return the tensors whose versions count changes of the parameters."""
-        return counted(self.params) if self._distributed else self.params
 
     def _local_like(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Return the local parts of gradients or buffers; there are none where none are needed."""

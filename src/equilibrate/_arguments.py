@@ -1,4 +1,4 @@
-"""Checks numbers of steps that users pass."""
+"""Checks numbers that users pass."""
 
 from __future__ import annotations
 
@@ -27,3 +27,20 @@ def check_steps(name: str, steps: Any, least: int = 1) -> int:
     if number < least or isinstance(steps, bool):
         raise ValueError(f"{name} must be a whole number of steps, at least {least}, got {steps!r}")
     return number
+
+
+def lies_between(value: Any, low: float, high: float) -> bool:
+    """Return whether a value is a number between two others, which it must not equal.
+
+    Args:
+        value: The value, which may be of any type.
+        low: The lower number.
+        high: The higher number; infinity, if the value must only be finite.
+
+    Returns:
+        Whether it is. A number in a string is not one.
+    """
+    try:
+        return not isinstance(value, str) and low < float(value) < high
+    except (TypeError, ValueError):  # not a number
+        return False
