@@ -77,6 +77,16 @@ def test_a_monitor_measures_on_as_if_nothing_had_happened(every):
     assert readings[0].count > 40
 
 
+def test_positions_are_those_of_the_training():
+    model, optimizer, forecaster = trained(1)
+    monitor = eq.Monitor(optimizer, trace=True)
+    train(model, optimizer, 20, first=1)
+    monitor.mark()
+    with forecaster.averaged():
+        monitor.mark()
+    assert len(monitor.reading().trace.steps) == 1
+
+
 def test_a_graph_from_inside_of_a_block_is_not_used_after_it():
     model, _, forecaster = trained()
     with forecaster.averaged():

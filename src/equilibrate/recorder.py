@@ -263,21 +263,11 @@ class _Mean:
         self._count = 0
 
     def add(self, loss: float | Tensor) -> None:
-        """Add a loss.
-
-        Raises:
-            ValueError: If it is a tensor with several elements.
-        """
+        """Add a loss."""
+        loss = check_loss(loss)
         if isinstance(loss, Tensor):
-            if loss.numel() != 1:
-                raise ValueError(
-                    f"loss must be a number or a tensor with one element, got shape "
-                    f"{tuple(loss.shape)}: pass loss.mean()"
-                )
             exact = torch.float32 if loss.device.type == "mps" else torch.float64
             loss = loss.detach().reshape(()).to(exact, copy=True)
-        else:
-            loss = check_loss(loss)
         self._sum = loss + self._sum
         self._count += 1
 

@@ -372,7 +372,7 @@ class FDRScheduler(LRScheduler):
 
     def _cool(self, line: Line, current: Sequence[float]) -> Decision:
         lrs = line.lrs(self._seen, current, self.min_lrs)
-        if not any(lrs) and line.is_overrun(self._seen):
+        if not any(lrs) and line.count_overrun(self._seen):
             warnings.warn(
                 f"the training continues after cooldown_end={line.end}, where the learning rate is "
                 "0. It counts optimizer steps, not epochs: pass the number of steps of the "

@@ -107,7 +107,7 @@ class Plan:
         if not math.isfinite(steps) or steps < 0:
             raise ValueError(
                 "cooldown_end='end', but the trainer does not know how many optimizer steps it "
-                "will make: limit them, or pass their number instead"
+                "will make: limit them, or pass their number as cooldown_end"
             )
         return replace(self, settings={**self.settings, "cooldown_end": int(steps)})
 

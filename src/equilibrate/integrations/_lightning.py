@@ -28,7 +28,7 @@ LightningModule = Any
 """The module of either package."""
 
 
-class Hooks:
+class LightningHooks:
     """The hooks of an `FDRCallback`, for the callback class of either package.
 
     The packages `lightning` and `pytorch_lightning` have the same classes twice, and a trainer of

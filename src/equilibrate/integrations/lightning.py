@@ -5,10 +5,10 @@ from __future__ import annotations
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
-from equilibrate.integrations._lightning import Hooks
+from equilibrate.integrations._lightning import LightningHooks
 
 
-class FDRCallback(Hooks, Callback):
+class FDRCallback(LightningHooks, Callback):
     """Lowers the learning rate whenever training has equilibrated, or only watches.
 
     It attaches an `FDRScheduler` to each optimizer, logs what it reads, and puts its state into the

@@ -1,14 +1,14 @@
-"""A callback for the Trainer of the package `pytorch_lightning`, which may be there alone."""
+"""A callback for the Trainer of `pytorch_lightning`, a package like `lightning`."""
 
 from __future__ import annotations
 
 from pytorch_lightning import Callback
 from pytorch_lightning.utilities import rank_zero_info
 
-from equilibrate.integrations._lightning import Hooks
+from equilibrate.integrations._lightning import LightningHooks
 
 
-class FDRCallback(Hooks, Callback):
+class FDRCallback(LightningHooks, Callback):
     """Lowers the learning rate whenever training has equilibrated, or only watches.
 
     Everything is as in `equilibrate.integrations.lightning.FDRCallback`, which is for trainers of

@@ -42,8 +42,8 @@ class Line:
         """Return which share of the learning rates is left at a step."""
         return max(0.0, (self.end - step) / (self.end - self._start))
 
-    def is_overrun(self, step: int) -> bool:
-        """Return whether this call is one too many after the end, which only one of them is.
+    def count_overrun(self, step: int) -> bool:
+        """Count a call after the end.
 
         Calls are counted, because steps are not where the learning rate is zero.
 
@@ -51,7 +51,7 @@ class Line:
             step: The step.
 
         Returns:
-            Whether it is.
+            Whether it is the tenth one, of which to warn.
         """
         self._extra += step >= self.end
         return self._extra == _EXTRA and step >= self.end

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from equilibrate._engine.optimizer.clock import Clock
+from equilibrate._engine.optimizer.edits import are_borrowed
 from equilibrate._engine.optimizer.hooks import attach, is_idle
 from equilibrate._engine.optimizer.names import Names
 from equilibrate._engine.optimizer.parameters import Places, all_parameters, buckets
@@ -107,7 +108,9 @@ class Watch:
             self.trace.restart()
 
     def mark(self) -> None:
-        """Record where the parameters are, if a trace is recorded."""
+        """Record where the parameters are, if a trace is recorded; not while others are in use."""
+        if any(are_borrowed(probe.params) for probe in self.probes):
+            return
         if self._traces:
             self.update_layout()
         if self.trace is not None:
