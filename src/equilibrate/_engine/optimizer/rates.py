@@ -48,10 +48,11 @@ class LearningRates:
 
     def kept(self, lrs: Sequence[float]) -> AbstractContextManager[None]:
         """Return a block in which torch sets learning rates; the same ones are not a change."""
-        if list(lrs) != self.read():
-            return nullcontext()
         rates = (group["lr"] for group in self._optimizer.param_groups)
-        return _unsafe_preserve_version_counter(tuple(lr for lr in rates if isinstance(lr, Tensor)))
+        tensors = tuple(lr for lr in rates if isinstance(lr, Tensor))
+        if not tensors or list(lrs) != self.read():
+            return nullcontext()
+        return _unsafe_preserve_version_counter(tensors)
 
     def forget(self) -> None:
         """Forget what was set."""
