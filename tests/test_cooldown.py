@@ -62,23 +62,28 @@ def test_the_rate_falls_linearly_to_zero_from_the_first_decision_on():
     assert rates[40] == [0, 0]  # the step after the last one
     assert rule.asked == asked  # not again
     assert not scheduler.last_decision.lowered
-    assert scheduler.last_decision.reason == (
-        "cooling down until step 100: 0.0% of the learning rate is left"
-    )
+    assert scheduler.last_decision.reason == "the cooldown has ended at step 100"
     assert [judgement.step for judgement in scheduler.judgements if judgement.lowered] == [60]
 
 
 def test_calls_at_the_ends_of_epochs_make_a_staircase():
     optimizer, scheduler = scheduled()
-    rates = [rate for (rate,) in train(optimizer, scheduler, 100, each=20)]
+    with pytest.warns(UserWarning, match=r"after 20 optimizer steps, .* every opt") as caught:
+        rates = [rate for (rate,) in train(optimizer, scheduler, 100, each=20)]
+    assert len(caught) == 1
     assert rates == pytest.approx([1.0] * 80 + [0.5] * 20)
 
 
 def test_min_lr_is_the_end_of_the_line():
-    optimizer, scheduler = scheduled(min_lr=0.3)
-    rates = [rate for (rate,) in train(optimizer, scheduler, 110)]
-    assert rates[70] == pytest.approx(0.75)
-    assert min(rates) == rates[-1] == 0.3
+    optimizer, scheduler = scheduled(min_lr=0.2)
+    rates = [rate for (rate,) in train(optimizer, scheduler, 80)]
+    assert rates[:60] == [1.0] * 60
+    assert rates[70] == pytest.approx(0.8)
+    assert scheduler.last_decision.reason == (
+        "cooling down until step 100: 60.0% of the learning rate is left"
+    )
+    rates = [rate for (rate,) in train(optimizer, scheduler, 30)]
+    assert min(rates) == rates[-1] == 0.2
     optimizer, scheduler = scheduled(min_lr=2.0)
     train(optimizer, scheduler, 80)
     assert scheduler.last_decision.reason == "80 steps, but lr is at min_lr"
@@ -169,9 +174,13 @@ def test_a_training_that_goes_on_at_a_rate_of_zero_is_told_once():
 
 def test_a_decision_after_the_end_multiplies_by_the_factor():
     optimizer, scheduler = scheduled(At(120), factor=0.5)
-    with pytest.warns(UserWarning, match="cooldown_end=100 has passed without") as warned:
+    with pytest.warns(UserWarning, match="cooldown_end=100") as warned:
         rates = [rate for (rate,) in train(optimizer, scheduler, 121, each=60)]
-    assert "scheduler.step()" in linecache.getline(warned[0].filename, warned[0].lineno)
+    rare, passed = warned
+    assert str(rare.message).startswith("step() was called after 60 optimizer steps")
+    assert "cooldown_end=100 has passed without a cooldown" in str(passed.message)
+    for each in warned:
+        assert "scheduler.step()" in linecache.getline(each.filename, each.lineno)
     assert rates[-2:] == [1.0, 0.5]
     train(optimizer, scheduler, 60)  # one warning is enough
 
@@ -255,3 +264,50 @@ def test_gain_begins_the_cooldown_of_a_noisy_quadratic_by_itself():
     assert 600 < lowered[0] < 2900
     # At rest 40 · η/(4 − 2η) = 0.2; the cooldown over more than a thousand steps leaves a tenth.
     assert losses[True] < 0.3 * losses[False]
+
+
+@pytest.mark.parametrize("moved_at", [40, 80])
+def test_the_end_can_be_moved(moved_at):
+    """Before the cooldown it is another one; a cooldown that has begun continues to the new end."""
+    optimizer, scheduler = scheduled(At(60))
+    train(optimizer, scheduler, moved_at)
+    scheduler.cooldown_end = 200
+    assert scheduler.cooldown_end == 200
+    rates = [rate for (rate,) in train(optimizer, scheduler, 200 - moved_at)]
+    start, first = (60, 1.0) if moved_at == 40 else (80, 0.5)
+    expected = [min(1.0, first * (200 - step) / (200 - start)) for step in range(moved_at, 200)]
+    assert rates == pytest.approx(expected)
+    assert optimizer.param_groups[0]["lr"] == 0
+    with pytest.raises(ValueError, match="cooldown_end is 150, but the monitor has seen 200 steps"):
+        scheduler.cooldown_end = 150
+
+
+def test_a_training_that_has_cooled_down_can_be_continued():
+    optimizer, scheduler = scheduled(At(60))
+    train(optimizer, scheduler, 100)
+    scheduler.cooldown_end = 300
+    optimizer.param_groups[0]["lr"] = 0.5
+    train(optimizer, scheduler, 1)  # the rule says so at once
+    assert scheduler.last_decision.lowered
+    rates = [rate for (rate,) in train(optimizer, scheduler, 100)]
+    assert rates[-1] == pytest.approx(0.5 * 100 / 199)
+
+
+def test_a_rule_is_told_the_end_whenever_either_is_set():
+    _, scheduler = scheduled(eq.rules.Gain(ahead=2.0))
+    scheduler.cooldown_end = 200
+    assert scheduler.rule == eq.rules.Gain(ahead=2.0, total_steps=200)
+    scheduler.rule = eq.rules.Gain(confidence=0.9)
+    assert scheduler.rule == eq.rules.Gain(confidence=0.9, total_steps=200)
+    with pytest.raises(ValueError, match="Gain has total_steps=50, but cooldown_end=200"):
+        scheduler.rule = eq.rules.Gain(total_steps=50)
+
+
+def test_a_rule_that_needs_more_cannot_be_set():
+    _, scheduler = scheduled(eq.rules.Threshold())
+    scheduler.rule = eq.rules.Threshold(0.2)
+    assert scheduler.rule == eq.rules.Threshold(0.2)
+    with pytest.raises(ValueError, match=r"Gain needs forecasts, losses, .* create it with this"):
+        scheduler.rule = eq.rules.Gain()
+    with pytest.raises(TypeError, match=r"got the class Threshold: pass Threshold\(\)"):
+        scheduler.rule = eq.rules.Threshold

@@ -1,12 +1,16 @@
-"""The monitor and the forecaster of a scheduler: the ones given, checked, or new ones."""
+"""What a scheduler watches for its rule: a monitor, a forecaster, and the losses it is handed."""
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate.monitor import Monitor
+from equilibrate.readings import Reading
 from equilibrate.rules.base import needs_of
 
 if TYPE_CHECKING:
@@ -99,3 +103,66 @@ def forecaster_for(
     if given.optimizer is not optimizer:
         raise ValueError("forecaster watches another optimizer: pass eq.Forecaster(optimizer)")
     return given
+
+
+class RuleInputs:
+    """What a rule needs besides a plain reading: forecasts and losses.
+
+    Args:
+        rule: The rule.
+        forecaster: The forecaster, if it needs one.
+    """
+
+    def __init__(self, rule: Any, forecaster: Forecaster | None) -> None:
+        self._name = type(rule).__name__
+        self._forecaster = forecaster
+        self.losses = LossRecord() if "losses" in needs_of(rule) else None
+        """The losses; None if the rule needs none."""
+        self._has_warned = False
+
+    def add_loss(self, step: int, loss: Any) -> None:
+        """Check a loss, and record it if the rule needs it."""
+        checked = check_loss(loss)
+        if self.losses is not None:
+            self.losses.add(step, checked)
+
+    def share_losses(self) -> None:
+        """Give all processes the same losses."""
+        if self.losses is not None:
+            self.losses.losses()
+
+    def restart(self, step: int) -> None:
+        """Forget all samples and losses up to a step."""
+        if self._forecaster is not None:
+            self._forecaster.reset()
+        if self.losses is not None:
+            self.losses.restart(step)
+
+    def complete(self, reading: Reading) -> Reading:
+        """Return a reading together with what the rule needs."""
+        if self._forecaster is not None:
+            reading = replace(reading, forecasts=self._forecaster.forecasts())
+        if self.losses is not None:
+            reading = replace(reading, losses=(losses := self.losses.losses()))
+            if not (losses.steps or self._has_warned):
+                self._has_warned = True
+                warnings.warn(
+                    f"the rule {self._name} needs the training loss, and step() was called "
+                    "without it: call scheduler.step(loss)",
+                    stacklevel=4,
+                )
+        return reading
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the forecaster and of the losses."""
+        return {
+            "forecaster": None if self._forecaster is None else self._forecaster.state_dict(),
+            "losses": None if self.losses is None else self.losses.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        if self._forecaster is not None:
+            self._forecaster.load_state_dict(state_dict["forecaster"])
+        if self.losses is not None:
+            self.losses.load_state_dict(state_dict["losses"])

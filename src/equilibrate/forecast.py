@@ -174,7 +174,8 @@ class Forecaster:
         if horizon is None:
             horizon = max(self._matches)
         if horizon not in self._matches:
-            raise ValueError(f"horizon must be one of {self.horizons}, got {horizon}")
+            what = "a model: pass model=model" if isinstance(horizon, nn.Module) else horizon
+            raise ValueError(f"horizon must be one of {self.horizons}, got {what}")
         if not isinstance(model, nn.Module | None):
             raise TypeError(
                 f"model must be the torch.nn.Module whose buffers to restore, got {model!r}"

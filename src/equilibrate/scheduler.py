@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equilibrate._arguments import check_steps
 from equilibrate._engine.cooldown.line import Line
-from equilibrate._engine.cooldown.loss_record import LossRecord, check_loss
 from equilibrate._engine.optimizer.hooks import unwrap
 from equilibrate._engine.optimizer.rates import LearningRates, lower_bounds
-from equilibrate._watchers import forecaster_for, monitor_for
+from equilibrate._watchers import RuleInputs, forecaster_for, monitor_for
 from equilibrate.decisions import Decision, Judgement
 from equilibrate.layers import Layer, by_name
 from equilibrate.monitor import Monitor
@@ -49,9 +46,9 @@ class FDRScheduler(LRScheduler):
             the scheduler, or of `monitor`. The first decision to lower the learning rate then
             begins a linear cooldown to zero, or to `min_lr`, that ends there, and the rule is not
             asked again. It begins when a tenth of the steps is left if there was no decision. The
-            rate changes when `step()` is called, so call it at every batch. A decision at that
-            step or later multiplies by `factor` instead. A rule with a field `total_steps` is told
-            the number of steps.
+            rate changes when `step()` is called, so call it after every optimizer step. A decision
+            at that step or later multiplies by `factor` instead. A rule with a field `total_steps`
+            is told the number of steps.
         min_lr: Lower bound on the learning rate, one number or one for each parameter group.
         min_steps: Optimizer steps that must lie in the averaging window, and between two checks
             of the rule. The window is the later half of the steps since the last lowering.
@@ -104,18 +101,15 @@ class FDRScheduler(LRScheduler):
         self.monitor = monitor_for(
             rule, optimizer, monitor, every=every, scale_invariant=scale_invariant
         )
-        self.rule = rule or (Threshold() if threshold is None else Threshold(threshold))
+        self._rule = rule or (Threshold() if threshold is None else Threshold(threshold))
         self.forecaster = forecaster_for(rule, optimizer, forecaster, every=every)
-        self._losses = LossRecord() if "losses" in needs_of(rule) else None
-        self._line = None
+        self._inputs = RuleInputs(self._rule, self.forecaster)
+        self._line: Line | None = None
+        self._rates = LearningRates(optimizer)
         if cooldown_end is not None:
-            self._line = Line(check_steps("cooldown_end", cooldown_end))
-            if self.monitor.step >= self._line.end:
-                raise ValueError(
-                    f"cooldown_end is {self._line.end}, but the monitor has seen "
-                    f"{self.monitor.step} steps already, which count: pass a later step"
-                )
-            self.rule = with_total_steps(self.rule, self._line.end)
+            self.cooldown_end = cooldown_end
+        self.follows_cooldown = False
+        """Whether `step()` is called at every step of a cooldown, even if rarely before it."""
         self.factor = float(factor)
         bounds = lower_bounds(optimizer, min_lr)
         self.min_lr = bounds[0] if isinstance(min_lr, Real) else list(bounds)
@@ -126,12 +120,44 @@ class FDRScheduler(LRScheduler):
         """Whether to read the layers before a lowering restarts the window."""
         self.kept_layers: dict[str, Layer] = {}
         """The layers at the last lowering, if `keep_layers` is set."""
-        self._warned = False
         self._seen = self._marked = self.monitor.step
         self._due = 0
         """The step before which the rule is not asked."""
-        self._rates = LearningRates(optimizer)
         super().__init__(optimizer, last_epoch)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule. Another one can be set if it needs nothing that this one does not."""
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Rule) -> None:
+        check_rule(rule)
+        if missing := needs_of(rule) - needs_of(self._rule):
+            raise ValueError(
+                f"{type(rule).__name__} needs {', '.join(sorted(missing))}, which this scheduler "
+                "does not record: create it with this rule"
+            )
+        end = self.cooldown_end
+        self._rule = rule if end is None else with_total_steps(rule, end)
+
+    @property
+    def cooldown_end(self) -> int | None:
+        """The step at which the cooldown ends. If it is moved, one that has begun continues."""
+        return None if self._line is None else self._line.end
+
+    @cooldown_end.setter
+    def cooldown_end(self, step: int) -> None:
+        line, last = Line(check_steps("cooldown_end", step)), self._line
+        if self.monitor.step >= line.end:
+            raise ValueError(
+                f"cooldown_end is {line.end}, but the monitor has seen {self.monitor.step} steps "
+                "already, which count: pass a later step"
+            )
+        self._rule = with_total_steps(self._rule, line.end, before=self.cooldown_end)
+        if last is not None and last.begun and any(current := self.current_lrs()):
+            line.begin(self.monitor.step, current)
+        self._line = line
 
     @property
     def cools_down(self) -> bool:
@@ -163,9 +189,7 @@ class FDRScheduler(LRScheduler):
         if type(loss) is int:
             loss, epoch = None, loss
         if loss is not None:
-            checked = check_loss(loss)
-            if self._losses is not None:
-                self._losses.add(self.monitor.step, checked)
+            self._inputs.add_loss(self.monitor.step, loss)
         if getattr(self, "_is_initial", False):
             self._start(self.current_lrs())
             super().step(epoch)
@@ -206,8 +230,7 @@ class FDRScheduler(LRScheduler):
         A checkpoint that one process writes otherwise holds its own losses since the last check.
         Every process must call it. Without a rule that needs losses it does nothing.
         """
-        if self._losses is not None:
-            self._losses.losses()
+        self._inputs.share_losses()
 
     def restart(self) -> None:
         """Restart all averages, as after a lowering. The learning rate stays as it is."""
@@ -215,10 +238,7 @@ class FDRScheduler(LRScheduler):
         self.monitor.mark()
         self._marked = self.monitor.step
         self._due = self._marked + self.min_steps
-        if self.forecaster is not None:
-            self.forecaster.reset()
-        if self._losses is not None:
-            self._losses.restart(self.monitor.step)
+        self._inputs.restart(self.monitor.step)
 
     def detach(self) -> None:
         """Remove the hooks of the monitor. The learning rate is not lowered any more."""
@@ -249,8 +269,7 @@ class FDRScheduler(LRScheduler):
             if self._line is None
             else self._line.state_dict(len(self.optimizer.param_groups)),
             "monitor": self.monitor.state_dict(),
-            "forecaster": None if self.forecaster is None else self.forecaster.state_dict(),
-            "losses": None if self._losses is None else self._losses.state_dict(),
+            **self._inputs.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -264,15 +283,12 @@ class FDRScheduler(LRScheduler):
                 "state_dict is not the state of an FDRScheduler: it holds "
                 f"{', '.join(state_dict) or 'nothing'}; pass what scheduler.state_dict() returned"
             )
-        self.rule = with_settings(self.rule, state_dict["rule"])
+        self._rule = with_settings(self.rule, state_dict["rule"])
         self.factor = state_dict["factor"]
         self.min_lr = state_dict["min_lr"]
         self.min_steps = state_dict["min_steps"]
         self.monitor.load_state_dict(state_dict["monitor"])
-        if self.forecaster is not None:
-            self.forecaster.load_state_dict(state_dict["forecaster"])
-        if self._losses is not None:
-            self._losses.load_state_dict(state_dict["losses"])
+        self._inputs.load_state_dict(state_dict)
         self.judgements.clear()
         self._rates.forget()
         self.last_epoch = state_dict["last_epoch"]
@@ -286,7 +302,7 @@ class FDRScheduler(LRScheduler):
         else:
             self._line = self._line or Line(line["end"])
             self._line.load_state_dict(line)
-            self.rule = with_total_steps(self.rule, self._line.end)
+            self._rule = with_total_steps(self.rule, self._line.end)
         self.last_decision = Decision.from_state_dict(state_dict["decision"])
 
     def _get_closed_form_lr(self) -> list[float | Tensor]:
@@ -312,6 +328,8 @@ class FDRScheduler(LRScheduler):
             # The last reading: a new one would wait for the device at every call.
             return Decision(False, reason, self.last_decision.reading, tuple(current))
 
+        if self._line is not None and not self.follows_cooldown:
+            self._line.warn_if_rare(seen, self._seen)
         if self._line is not None and self._line.begun:
             return self._cool(self._line, current)
         if self._seen == seen and not any(current):
@@ -321,15 +339,10 @@ class FDRScheduler(LRScheduler):
                 "no optimizer step was seen since the last call: step the optimizer that the "
                 "scheduler was created with; wrap compiled or captured steps in monitor.measure()"
             )
-        if self._line is not None and seen < self._line.end <= self._seen:
-            warnings.warn(
-                f"the step of cooldown_end={self._line.end} has passed without a cooldown. It "
-                "counts optimizer steps, not epochs, and a cooldown begins when step() is called: "
-                "pass the number of steps of the training, and call step() at every batch",
-                stacklevel=3,
-            )
+        if self._line is not None:
+            self._line.warn_if_passed(seen, self._seen)
         if self._line is not None and self._line.is_due(self._seen):
-            reading = self._complete(self.monitor.reading())
+            reading = self._inputs.complete(self.monitor.reading())
             verdict = self.rule.judge(reading)
             why = verdict.reason if verdict.act else f"no decision so far ({verdict.reason})"
             return self._begin(self._line, why, reading, current)
@@ -342,7 +355,7 @@ class FDRScheduler(LRScheduler):
         self._due = self._next_check(reading)
         if 0 < reading.count < self.min_steps:
             return wait(f"too few steps: {reading.count} of {self.min_steps} in the window")
-        verdict = self.rule.judge(reading := self._complete(reading))
+        verdict = self.rule.judge(reading := self._inputs.complete(reading))
         lowered = [
             max(self.factor * lr, min(low, lr))
             for lr, low in zip(current, self.min_lrs, strict=True)
@@ -372,28 +385,6 @@ class FDRScheduler(LRScheduler):
 
     def _cool(self, line: Line, current: Sequence[float]) -> Decision:
         lrs = line.lrs(self._seen, current, self.min_lrs)
-        if not any(lrs) and line.count_overrun(self._seen):
-            warnings.warn(
-                f"the training continues after cooldown_end={line.end}, where the learning rate is "
-                "0. It counts optimizer steps, not epochs: pass the number of steps of the "
-                "training, or a min_lr",
-                stacklevel=4,
-            )
-        share = f"{line.share(self._seen):.1%}"
-        reason = f"cooling down until step {line.end}: {share} of the learning rate is left"
+        line.warn_if_overrun(self._seen, lrs)
+        reason = line.reason(self._seen, lrs)
         return Decision(False, reason, self.last_decision.reading, tuple(lrs))
-
-    def _complete(self, reading: Reading) -> Reading:
-        """Return a reading together with what the rule needs besides it."""
-        if self.forecaster is not None:
-            reading = replace(reading, forecasts=self.forecaster.forecasts())
-        if self._losses is not None:
-            reading = replace(reading, losses=(losses := self._losses.losses()))
-            if not (losses.steps or self._warned):
-                self._warned = True
-                warnings.warn(
-                    f"the rule {type(self.rule).__name__} needs the training loss, and step() was "
-                    "called without it: call scheduler.step(loss)",
-                    stacklevel=4,
-                )
-        return reading

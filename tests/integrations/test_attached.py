@@ -262,7 +262,7 @@ def test_losses_of_skipped_steps_and_of_few_micro_batches_are_averaged():
     one.add_loss(torch.tensor(3.0))
     steps(optimizer, 1)
     one.advance(epoch_ended=False)
-    assert one.scheduler._losses.losses().values == (1.0, 1.0, 1.0, 1.0, 2.0)
+    assert one.scheduler._inputs.losses.losses().values == (1.0, 1.0, 1.0, 1.0, 2.0)
 
 
 def test_losses_of_low_precision_are_added_up_in_double_precision():
@@ -272,7 +272,7 @@ def test_losses_of_low_precision_are_added_up_in_double_precision():
     for _ in range(1000):
         one.add_loss(torch.tensor(1.0, dtype=torch.bfloat16))
     one.advance(epoch_ended=True)
-    assert one.scheduler._losses.losses().values == (1.0,)
+    assert one.scheduler._inputs.losses.losses().values == (1.0,)
 
 
 def test_a_rule_that_needs_a_loss_that_nobody_hands_over():
@@ -414,3 +414,20 @@ def test_a_learning_rate_tensor_is_not_read_at_every_step(monkeypatch):
         one.advance(epoch_ended=False)
     assert not any(t is optimizer.param_groups[0]["lr"] for t in reads)
     assert constant.base_lrs == base
+
+
+def test_a_training_that_is_resumed_for_longer_cools_down_later():
+    _, optimizer = model_and_optimizer()
+    settings = plan(cooldown_end="end", interval="step", min_steps=1)
+    first = Attached(optimizer, settings.with_length(lambda: 100), start=0, named_parameters=())
+    steps(optimizer, 10)
+    first.advance(epoch_ended=False)
+    for length in (100, 300):
+        of_length = settings.with_length(lambda length=length: length)
+        resumed = Attached(optimizer, of_length, start=0, named_parameters=())
+        resumed.load_state_dict(deepcopy(first.state_dict()))
+        assert resumed.scheduler.cooldown_end == length
+    fixed = plan(cooldown_end=300, interval="step", min_steps=1)
+    resumed = Attached(optimizer, fixed, start=0, named_parameters=())
+    resumed.load_state_dict(deepcopy(first.state_dict()))
+    assert resumed.scheduler.cooldown_end == 100  # as all settings it comes with the state

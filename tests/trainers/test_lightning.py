@@ -137,8 +137,9 @@ def test_a_cooldown_ends_with_the_training(tmp_path):
     assert lrs == pytest.approx([0.05] * 90 + [0.05 * (1 - i / 10) for i in range(10)])
     resumed, saving = FDRCallback(**settings), ModelCheckpoint(tmp_path)
     options["ckpt_path"] = tmp_path / "step=60.ckpt"
-    fit(Task(), [resumed, saving], tmp_path, **options)
-    assert resumed.schedulers[0].state_dict()["cooldown"]["end"] == 100
+    for epochs, end in ((5, 100), (6, 120)):
+        fit(Task(), [resumed, saving], tmp_path, **options | {"epochs": epochs})
+        assert resumed.schedulers[0].cooldown_end == end
 
 
 def test_a_cooldown_ends_with_a_training_that_was_begun_without_it(tmp_path):

@@ -59,6 +59,8 @@ class Plan:
     layers: bool = False
     horizons: Sequence[int] | None = None
     evaluate_averaged: bool = False
+    to_the_end: bool = False
+    """Whether `cooldown_end` was the end of the training, and is now its number."""
 
     def __post_init__(self) -> None:
         if self.interval not in ("epoch", "step"):
@@ -109,7 +111,8 @@ class Plan:
                 "cooldown_end='end', but the trainer does not know how many optimizer steps it "
                 "will make: limit them, or pass their number as cooldown_end"
             )
-        return replace(self, settings={**self.settings, "cooldown_end": int(steps)})
+        settings: Settings = {**self.settings, "cooldown_end": int(steps)}
+        return replace(self, settings=settings, to_the_end=True)
 
     @property
     def _groups(self) -> int:
@@ -167,6 +170,7 @@ class Attached:
             if "forecasts" in plan.needs:
                 settings["forecaster"] = self.forecaster
             self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **settings)
+            self.scheduler.follows_cooldown = True
         source = self.scheduler or self.monitor
         self._observer = Observer(source, layers=plan.layers, forecaster=self.forecaster)
         self._plan = plan
@@ -281,6 +285,7 @@ class Attached:
         state = state_dict["state"]
         if self.scheduler is not None and state_dict["schedule"]:
             self.scheduler.load_state_dict(state)
+            self._follow_the_end(self.scheduler)
         else:
             self.monitor.load_state_dict(state["monitor"] if state_dict["schedule"] else state)
         if self.forecaster is not None and state_dict["forecaster"] is not None:
@@ -290,6 +295,12 @@ class Attached:
         # States of earlier versions do not have it. They took it for the number of steps.
         self._loss_steps = state_dict.get("loss_steps", float(self.monitor.step - self._seen))
         self._lowered_to = list(state_dict["lowered_to"])
+
+    def _follow_the_end(self, scheduler: FDRScheduler) -> None:
+        """Move the end of a cooldown if the training was made longer or shorter since."""
+        end: Any = self._plan.settings.get("cooldown_end")
+        if self._plan.to_the_end and self.monitor.step < end != scheduler.cooldown_end:
+            scheduler.cooldown_end = end
 
     def _own_forecaster_state(self) -> dict[str, Any] | None:
         """Return the state of a forecaster that is not part of the scheduler's."""

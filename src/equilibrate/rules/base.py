@@ -138,12 +138,13 @@ def with_settings(rule: Rule, settings: dict[str, Any]) -> Rule:
     return replace(cast("Any", rule), **found) if is_dataclass(rule) else rule
 
 
-def with_total_steps(rule: Rule, steps: int) -> Rule:
+def with_total_steps(rule: Rule, steps: int, *, before: int | None = None) -> Rule:
     """Return a rule that knows the number of steps of the training, if it can use it.
 
     Args:
         rule: A rule.
         steps: Number of optimizer steps.
+        before: The number that it was told before.
 
     Returns:
         A rule whose field `total_steps` is set; the rule itself if it has no such field.
@@ -155,7 +156,7 @@ def with_total_steps(rule: Rule, steps: int) -> Rule:
     if "total_steps" not in settings:
         return rule
     known = settings["total_steps"]
-    if known is None:
+    if known in (None, before):
         return replace(cast("Any", rule), total_steps=steps)
     if known != steps:
         raise ValueError(
