@@ -211,8 +211,9 @@ class Attached:
         """
         step = self.monitor.step
         if step == self._seen:  # gradients were accumulated, or this step was judged already
-            if self.scheduler is not None and not any(self.scheduler.last_decision.lrs):
-                self.scheduler.step()  # steps at a rate of 0 are not counted: it warns of them
+            scheduler = self.scheduler
+            if scheduler is not None and scheduler.cools_down and not any(scheduler.current_lrs()):
+                scheduler.step()  # steps at a rate of 0 are not counted: it warns of them
             return None
         if not self._started and step >= self._start:
             self._begin()

@@ -62,10 +62,11 @@ class LossRecord:
         counts = torch.zeros(_CAPACITY, dtype=torch.float64, device="cpu")
         counts[:kept] = counts.new_tensor(self._counts)
         sums = torch.where(counts > 0, self._sums.cpu(), 0.0)
-        total, number = over_processes(torch.stack([sums, counts]))
-        means = total[:kept] / number[:kept]
-        # What any one of the processes saves from now on is right for all of them.
-        self._sums[:kept] = (means * counts[:kept]).to(self._sums.device)
+        own = torch.stack([sums, counts])
+        total = over_processes(own)
+        means = total[0, :kept] / total[1, :kept]
+        if total is not own:  # what any one of the processes saves from now on is right for all
+            self._sums[:kept] = (means * counts[:kept]).to(self._sums.device)
         return Losses(self._start, tuple(self._steps), tuple(means.tolist()))
 
     def state_dict(self) -> dict[str, Any]:
