@@ -303,6 +303,14 @@ def test_a_rule_is_told_the_end_whenever_either_is_set():
         scheduler.rule = eq.rules.Gain(total_steps=50)
 
 
+def test_the_first_rule_can_be_set_again():
+    optimizer, scheduler = scheduled(eq.rules.Gain())
+    scheduler.rule = eq.rules.Threshold()
+    train(optimizer, scheduler, 50)  # does not warn of losses
+    scheduler.rule = eq.rules.Gain()
+    assert scheduler.rule == eq.rules.Gain(total_steps=100)
+
+
 def test_a_rule_that_needs_more_cannot_be_set():
     _, scheduler = scheduled(eq.rules.Threshold())
     scheduler.rule = eq.rules.Threshold(0.2)

@@ -109,19 +109,20 @@ class RuleInputs:
     """What a rule needs besides a plain reading: forecasts and losses.
 
     Args:
-        rule: The rule.
+        rule: The first rule.
         forecaster: The forecaster, if it needs one.
     """
 
     def __init__(self, rule: Any, forecaster: Forecaster | None) -> None:
-        self._name = type(rule).__name__
+        self.provided = needs_of(rule)
+        """What the first rule needs, and any other can have."""
         self._forecaster = forecaster
-        self.losses = LossRecord() if "losses" in needs_of(rule) else None
-        """The losses; None if the rule needs none."""
+        self.losses = LossRecord() if "losses" in self.provided else None
+        """The losses; None if they are not needed."""
         self._has_warned = False
 
     def add_loss(self, step: int, loss: Any) -> None:
-        """Check a loss, and record it if the rule needs it."""
+        """Check a loss, and record it if losses are needed."""
         checked = check_loss(loss)
         if self.losses is not None:
             self.losses.add(step, checked)
@@ -138,17 +139,17 @@ class RuleInputs:
         if self.losses is not None:
             self.losses.restart(step)
 
-    def complete(self, reading: Reading) -> Reading:
-        """Return a reading together with what the rule needs."""
+    def complete(self, reading: Reading, rule: Any) -> Reading:
+        """Return a reading together with forecasts and losses; warn if the rule lacks losses."""
         if self._forecaster is not None:
             reading = replace(reading, forecasts=self._forecaster.forecasts())
         if self.losses is not None:
             reading = replace(reading, losses=(losses := self.losses.losses()))
-            if not (losses.steps or self._has_warned):
+            if "losses" in needs_of(rule) and not (losses.steps or self._has_warned):
                 self._has_warned = True
                 warnings.warn(
-                    f"the rule {self._name} needs the training loss, and step() was called "
-                    "without it: call scheduler.step(loss)",
+                    f"the rule {type(rule).__name__} needs the training loss, and step() was "
+                    "called without it: call scheduler.step(loss)",
                     stacklevel=4,
                 )
         return reading

@@ -127,13 +127,13 @@ class FDRScheduler(LRScheduler):
 
     @property
     def rule(self) -> Rule:
-        """The rule. Another one can be set if it needs nothing that this one does not."""
+        """The rule. Another one can be set if it needs nothing that the first one did not."""
         return self._rule
 
     @rule.setter
     def rule(self, rule: Rule) -> None:
         check_rule(rule)
-        if missing := needs_of(rule) - needs_of(self._rule):
+        if missing := needs_of(rule) - self._inputs.provided:
             raise ValueError(
                 f"{type(rule).__name__} needs {', '.join(sorted(missing))}, which this scheduler "
                 "does not record: create it with this rule"
@@ -328,10 +328,11 @@ class FDRScheduler(LRScheduler):
             # The last reading: a new one would wait for the device at every call.
             return Decision(False, reason, self.last_decision.reading, tuple(current))
 
-        if self._line is not None and not self.follows_cooldown:
-            self._line.warn_if_rare(seen, self._seen)
-        if self._line is not None and self._line.begun:
-            return self._cool(self._line, current)
+        line = self._line
+        if line is not None and not self.follows_cooldown:
+            line.warn_if_rare(seen, self._seen)
+        if line is not None and line.begun:
+            return self._cool(line, current)
         if self._seen == seen and not any(current):
             return wait("lr is 0 in every parameter group: such steps are not counted")
         if self._seen == seen:
@@ -339,13 +340,13 @@ class FDRScheduler(LRScheduler):
                 "no optimizer step was seen since the last call: step the optimizer that the "
                 "scheduler was created with; wrap compiled or captured steps in monitor.measure()"
             )
-        if self._line is not None:
-            self._line.warn_if_passed(seen, self._seen)
-        if self._line is not None and self._line.is_due(self._seen):
-            reading = self._inputs.complete(self.monitor.reading())
+        if line is not None:
+            line.warn_if_passed(seen, self._seen)
+        if line is not None and line.is_due(self._seen):
+            reading = self._inputs.complete(self.monitor.reading(), self.rule)
             verdict = self.rule.judge(reading)
             why = verdict.reason if verdict.act else f"no decision so far ({verdict.reason})"
-            return self._begin(self._line, why, reading, current)
+            return self._begin(line, why, reading, current)
         if self._seen - self._marked >= self.min_steps:
             self.monitor.mark()
             self._marked = self._seen
@@ -355,7 +356,7 @@ class FDRScheduler(LRScheduler):
         self._due = self._next_check(reading)
         if 0 < reading.count < self.min_steps:
             return wait(f"too few steps: {reading.count} of {self.min_steps} in the window")
-        verdict = self.rule.judge(reading := self._inputs.complete(reading))
+        verdict = self.rule.judge(reading := self._inputs.complete(reading, self.rule))
         lowered = [
             max(self.factor * lr, min(low, lr))
             for lr, low in zip(current, self.min_lrs, strict=True)
@@ -365,8 +366,8 @@ class FDRScheduler(LRScheduler):
         if all(map(math.isclose, lowered, current)):
             reason = f"{verdict.reason}, but lr is at min_lr"
             return Decision(False, reason, reading, tuple(current))
-        if self._line is not None and self._seen < self._line.end:
-            return self._begin(self._line, verdict.reason, reading, current)
+        if line is not None and self._seen < line.end:
+            return self._begin(line, verdict.reason, reading, current)
         return Decision(True, verdict.reason, reading, tuple(lowered))
 
     def _next_check(self, reading: Reading) -> int:
