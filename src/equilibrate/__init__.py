@@ -1,32 +1,28 @@
-"""Tell when SGD has equilibrated, act on it, and read the loss landscape off the fluctuations."""
+"""Tells what a training run would be worth if it were cooled down now, and cools it down in time."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from equilibrate.decisions import Decision
+from equilibrate.forecast import Forecast, Forecaster
 from equilibrate.monitor import Monitor
 from equilibrate.readings import Reading
-from equilibrate.scheduler import FDRScheduler
+from equilibrate.schedulers import Cooldown, Decision, FDRScheduler, Rule, Threshold
+from equilibrate.watching.hooks import measure
 
 if TYPE_CHECKING:
     from equilibrate import (
         estimates,
         landscape,
-        layers,
         observables,
         relations,
-        rules,
         scale_invariance,
         sgld,
         solvable,
         stationarity,
     )
     from equilibrate.averages import HalfRunningMean
-    from equilibrate.ensemble import Ensemble
-    from equilibrate.forecast import Forecaster
-    from equilibrate.gains import Forecast
     from equilibrate.observables import Snapshot
     from equilibrate.recorder import Recorder
     from equilibrate.relations import Relation
@@ -34,8 +30,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cooldown",
     "Decision",
-    "Ensemble",
     "FDRScheduler",
     "Forecast",
     "Forecaster",
@@ -44,13 +40,14 @@ __all__ = [
     "Reading",
     "Recorder",
     "Relation",
+    "Rule",
     "Snapshot",
+    "Threshold",
     "estimates",
     "landscape",
-    "layers",
+    "measure",
     "observables",
     "relations",
-    "rules",
     "scale_invariance",
     "sgld",
     "solvable",
@@ -58,9 +55,6 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Ensemble": "ensemble",
-    "Forecast": "gains",
-    "Forecaster": "forecast",
     "HalfRunningMean": "averages",
     "Recorder": "recorder",
     "Relation": "relations",

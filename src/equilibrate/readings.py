@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from equilibrate._arguments import lies_between
 from equilibrate.estimates import Estimate
-from equilibrate.gains import Forecast, Losses
-from equilibrate.stationarity import Trace
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,14 +42,6 @@ class Reading:
     """Standard error of `residual`; nan if it is not known."""
     margin: float = field(default=math.nan, compare=False)
     """Half the width of the 95 % confidence interval of `residual`; nan if it is not known."""
-    forecasts: tuple[Forecast, ...] | None = field(default=None, repr=False, compare=False)
-    """Forecasts of what a cooldown would gain, for rules that need them; not saved in a state."""
-    losses: Losses | None = field(default=None, repr=False, compare=False)
-    """Training losses since the last lowering, for rules that need them; not saved in a state."""
-    trace: Trace | None = field(default=None, repr=False, compare=False)
-    """Positions of the parameters since the last reset, if the monitor records them. It is not
-    saved with a scheduler."""
-
     @property
     def residual(self) -> float:
         """left/right − 1; nan if it is undefined (see `undefined`)."""

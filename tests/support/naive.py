@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from equilibrate.watching.watcher import measured_position
 
 
 def half_running_mean(values: list[float]) -> float:
@@ -16,18 +18,22 @@ def half_running_mean(values: list[float]) -> float:
     return sum(values[t0:t]) / (t - t0)
 
 
-class NaiveSGDSides:
-    """O_L = θ·∇f and O_R = (1+μ)/(2(1−ν)) η v² of one SGD step, by copying everything.
+class Twin:
+    """Both sides of FDR1 of every single step, by copying everything; steps weigh by their rate.
 
-    Nesterov momentum, dampening 1 and half precision are read through the step form: −θ·Δ/η and
-    Δ²/(2η). A step with learning rate 0 moves nothing and counts zero.
+    Nesterov momentum, dampening 1, half precision and other optimizers are read through the step
+    form: −θ·Δ/η and Δ²/(2η).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, every: int = 1) -> None:
         self.optimizer = optimizer
-        self.left: list[float] = []
-        self.right: list[float] = []
-        self.by_parameter: dict[Tensor, tuple[list[float], list[float]]] = {}
+        self.every = every
+        self.start = 0
+        self.rows: list[dict[Tensor, tuple[float, float, float]]] = []
+        """η, L and R of each tensor at each step."""
+
+    def reset(self) -> None:
+        self.start = len(self.rows)
 
     def before(self) -> None:
         """Call after backward, before the step."""
@@ -35,121 +41,59 @@ class NaiveSGDSides:
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 grad = None if p.grad is None else p.grad.detach().to_dense().double().clone()
-                self.old[p] = (p.detach().double().clone(), grad, copy.deepcopy(group["lr"]))
+                self.old[p] = p.detach().double().clone(), grad, float(group["lr"])
 
     def after(self) -> None:
+        self.rows.append(
+            {
+                p: self._sides(group, p, *self.old[p])
+                for group in self.optimizer.param_groups
+                for p in group["params"]
+            }
+        )
+
+    def _sides(
+        self, group: dict, p: Tensor, theta: Tensor, grad: Tensor | None, lr: float
+    ) -> tuple[float, float, float]:
+        if grad is None or lr == 0:  # nothing moves
+            return lr, 0.0, 0.0
+        sgd = type(self.optimizer) is torch.optim.SGD and not group["nesterov"]
+        mu = group["momentum"] if sgd else 0.0
+        nu = group["dampening"] if mu else 0.0
+        if not sgd or nu == 1 or p.dtype not in (torch.float32, torch.float64):
+            delta = p.detach().double() - theta
+            left, right = -(theta * delta).sum() / lr, (delta * delta).sum() / (2 * lr)
+            return lr, left.item(), right.item()
+        grad = (-grad if group["maximize"] else grad) + group["weight_decay"] * theta
+        v = -grad
+        if mu:
+            v = -self.optimizer.state[p]["momentum_buffer"].to_dense().double()
+        factor = (1 + mu) / (2 * (1 - nu)) * lr
+        return lr, (theta * grad).sum().item(), factor * (v * v).sum().item()
+
+    def is_measured(self, step: int) -> bool:
+        """Whether a step, from 0, is measured: the first, and one in each block."""
+        block = step // self.every
+        position = block * self.every + measured_position(block, self.every)
+        return step in (self.start, position)
+
+    def expected(
+        self, count: int, params: Iterable[Tensor] | None = None, *, last: int | None = None
+    ) -> tuple[float, float]:
+        """L and R over a window of some steps up to the last measured one, or another."""
+        if last is None:
+            last = max(i for i in range(self.start, len(self.rows)) if self.is_measured(i))
+        window = range(last + 1 - count, last + 1)
+        chosen = list(self.rows[0]) if params is None else list(params)
         left = right = 0.0
-        for group in self.optimizer.param_groups:
-            mu = group.get("momentum", 0.0)
-            nu = group.get("dampening", 0.0) if mu else 0.0
-            for p in group["params"]:
-                theta, grad, lr = self.old[p]
-                lr = float(lr)
-                if grad is None or lr == 0:  # nothing moves
-                    one_left = one_right = 0.0
-                elif (
-                    isinstance(self.optimizer, torch.optim.SGD)
-                    and not group["nesterov"]
-                    and nu != 1
-                    and p.dtype in (torch.float32, torch.float64)
-                ):
-                    if group["maximize"]:
-                        grad = -grad
-                    grad = grad + group["weight_decay"] * theta
-                    if mu:
-                        v = -self.optimizer.state[p]["momentum_buffer"].to_dense().double()
-                    else:
-                        v = -grad
-                    one_left = float((theta * grad).sum())
-                    one_right = float((1 + mu) / (2 * (1 - nu)) * lr * (v * v).sum())
-                else:
-                    delta = p.detach().double() - theta
-                    one_left = float(-(theta * delta).sum() / lr)
-                    one_right = float((delta * delta).sum() / (2 * lr))
-                lefts, rights = self.by_parameter.setdefault(p, ([], []))
-                lefts.append(one_left)
-                rights.append(one_right)
-                left += one_left
-                right += one_right
-        self.left.append(left)
-        self.right.append(right)
-
-
-class ThinnedTwin:
-    """What a monitor with `every` reads, from the sides of each single step.
-
-    The steps of a window are cut into intervals as the monitor does it. Both sides of each step are
-    known here, so the difference over an interval is a plain sum. R is taken from the measured
-    steps, each with the weight of its interval.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
-        self.naive = NaiveSGDSides(optimizer)
-        self.every = every
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a new window."""
-        self.since_reset = 0
-        self.intervals: list[tuple[int, float, float, bool]] = []
-        """Steps, sum of L − R, R of the last step, whether that was measured."""
-        self.open: list[tuple[float, float]] | None = None
-
-    def before(self, *, edited: bool = False, changed: bool = False) -> None:
-        """Call before a step.
-
-        Args:
-            edited: Whether something else has moved the parameters since the last step.
-            changed: Whether settings have changed too much for one interval.
-        """
-        measured = self.since_reset == 0 or (self.since_reset + 1) % self.every == 0
-        if edited:
-            self.open = None
-        if changed and self.open:
-            self._close(measured=False)
-        if measured and self.open is None:
-            self.open = []
-        self.measured = measured
-        self.naive.before()
-
-    def after(self) -> None:
-        """Call after a step."""
-        self.naive.after()
-        if self.open is not None:
-            self.open.append((self.naive.left[-1], self.naive.right[-1]))
-        if self.measured:
-            self._close(measured=True)
-        self.since_reset += 1
-
-    def _close(self, *, measured: bool) -> None:
-        assert self.open
-        difference = sum(left - right for left, right in self.open)
-        self.intervals.append((len(self.open), difference, self.open[-1][1], measured))
-        self.open = []
-
-    def read(self) -> tuple[int, float, float]:
-        """Return the number of steps in the window, the mean of L − R and that of R."""
-        window = self.window()
-        steps = sum(row[0] for row in window)
-        weight = sum(row[0] for row in window if row[3])
-        right = sum(row[0] * row[2] for row in window if row[3]) / weight
-        return steps, sum(row[1] for row in window) / steps, right
-
-    def error_bar(self) -> tuple[float, float]:
-        """Return the standard error of L/R − 1 and the margin of its interval, or nan."""
-        steps, _, right = self.read()
-        deviation, margin = naive_spread([row[:2] for row in self.window()])
-        return (deviation / steps / right, margin / steps / right) if right else (math.nan,) * 2
-
-    def window(self) -> list[tuple[int, float, float, bool]]:
-        """Return the intervals of the later half."""
-        ends = [0]
-        for steps, *_ in self.intervals:
-            ends.append(ends[-1] + steps)
-        first = min(range(len(self.intervals)), key=lambda i: abs(ends[i] - ends[-1] // 2))
-        while not any(measured for *_, measured in self.intervals[first:]):
-            first -= 1
-        return self.intervals[first:]
+        for p in chosen:
+            rows = {i: self.rows[i][p] for i in window}
+            sampled = [rows[i] for i in window if self.is_measured(i)]
+            difference = sum(lr * (x - y) for lr, x, y in rows.values())
+            one = sum(lr * y for lr, _, y in sampled) / sum(lr for lr, _, _ in sampled)
+            right += one
+            left += one + difference / sum(lr for lr, _, _ in rows.values())
+        return left, right
 
 
 def naive_spread(rows: list[tuple[int, float]]) -> tuple[float, float]:
@@ -182,18 +126,3 @@ def naive_spread(rows: list[tuple[int, float]]) -> tuple[float, float]:
     high = changes[min(int(place) + 1, len(changes) - 1)]
     mean_square = sum(change**2 for change in changes) / len(changes)
     return math.sqrt(mean_square), low + (place - int(place)) * (high - low)
-
-
-class SkippingTwin(ThinnedTwin):
-    """A twin for steps that may be skipped: those make up no part of an interval."""
-
-    def after(self, *, skipped: bool = False) -> None:
-        """Call after a step, or after a fused one that gradient scaling has skipped."""
-        if not skipped:
-            super().after()
-            return
-        if self.measured:
-            if self.open:
-                self._close(measured=False)
-            self.open = []
-        self.since_reset += 1

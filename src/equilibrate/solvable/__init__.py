@@ -25,10 +25,7 @@ Example:
 
 from equilibrate.solvable.base import SolvableSGD
 from equilibrate.solvable.cooldown import (
-    Match,
     cooldown_gain,
-    cooldown_share,
-    exponential_match,
     lagged_excess,
     linear_cooldown,
 )
@@ -38,14 +35,11 @@ from equilibrate.solvable.shuffling import epoch_end_factor, simulate_reshuffled
 
 __all__ = [
     "LinearRegression",
-    "Match",
     "Quadratic",
     "SDEPrediction",
     "SolvableSGD",
     "cooldown_gain",
-    "cooldown_share",
     "epoch_end_factor",
-    "exponential_match",
     "lagged_excess",
     "linear_cooldown",
     "simulate_reshuffled",

@@ -1,1 +1,0 @@
-"""How a monitor measures: update rules, sums over tensors, intervals and their window."""

@@ -1,1 +1,0 @@
-"""From samples and losses to what a cooldown would gain."""

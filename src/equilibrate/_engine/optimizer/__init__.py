@@ -1,1 +1,0 @@
-"""Torch's conventions: hooks, parameters, settings and buffers of an optimizer."""

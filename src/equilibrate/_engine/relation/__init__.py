@@ -1,1 +1,0 @@
-"""From the steps of an optimizer to both sides of FDR1."""

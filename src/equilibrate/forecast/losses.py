@@ -1,0 +1,173 @@
+"""Training losses in bounded memory, and by how much they fall in a step."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equilibrate.estimates import Estimate
+from equilibrate.watching.sharding import over_processes
+from equilibrate.watching.window import Window
+
+_CAPACITY = 512
+"""Rows of the window."""
+_PENDING = 64
+"""Losses that are added to it together."""
+_BLOCKS = 20
+"""Blocks into which the steps of a window are cut for a straight line."""
+_FEWEST = 5
+"""Blocks that a line needs: two for itself, and some for its error."""
+
+
+class Losses:
+    """The losses of successive steps over the half-running window, one for each call of `add`.
+
+    Losses that are not finite are left out. Nothing waits for the device until `fall` is asked for.
+    If the default process group is initialized, losses are averaged over its processes then.
+    """
+
+    def __init__(self) -> None:
+        self._window: Window | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all losses."""
+        self._given: list[bool] = []
+        if self._window is not None:
+            self._window.reset()
+
+    def add(self, loss: Any) -> None:
+        """Record the loss of a step.
+
+        Args:
+            loss: A number, a tensor with one element, which is not waited for, or None.
+
+        Raises:
+            TypeError: If it is something else.
+        """
+        if self._window is None:
+            device = loss.device if isinstance(loss, Tensor) else torch.device("cpu")
+            self._window = Window(2, device, _CAPACITY)
+            pending = torch.zeros(_PENDING, dtype=torch.float64, device=device)
+            self._pending, self._slots = pending, pending.unbind(0)
+        slot = self._slots[len(self._given)]
+        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
+            slot.copy_(loss.detach().reshape(()), non_blocking=True)
+        elif loss is not None:
+            slot.fill_(_number(loss))
+        self._given.append(loss is not None)
+        if len(self._given) == _PENDING:
+            self._settle()
+
+    def fall(self) -> Estimate:
+        """Estimate by how much the loss falls in a step, from a straight line through the window.
+
+        The steps of the window are cut into 20 blocks. The error is that of a linear regression of
+        their means, widened if successive residuals are positively correlated. A curve that
+        flattens out falls more slowly than its line at the end. It waits for the device, and if
+        there are several processes, all of them must call it.
+
+        Returns:
+            The estimate; nan, with the reason as its `method`, if there are too few losses.
+        """
+        rows, lengths = self._shared()
+        ends = np.cumsum(lengths)
+        steps = int(ends[-1]) if len(ends) else 0
+        if steps < _FEWEST:
+            return Estimate(math.nan, math.nan, method=f"{steps} of {_FEWEST} losses")
+        block = ((ends - 1) * min(_BLOCKS, steps) // steps).astype(int)
+        sums, counts, middles = (
+            np.bincount(block, weights=column)
+            for column in (rows[:, 0], rows[:, 1], (ends - lengths / 2) * lengths)
+        )
+        sizes, used = np.bincount(block, weights=lengths), counts > 0
+        if used.sum() < _FEWEST:
+            reason = f"{int(counts.sum())} of {steps} losses are finite numbers"
+            return Estimate(math.nan, math.nan, method=reason)
+        return _regress((middles / sizes)[used], (sums[used] / counts[used])).scaled(-1)
+
+    def is_empty(self) -> bool:
+        """Return whether no step had a loss."""
+        self._settle()
+        return self._window is None or not bool(self._window.rows()[:, 1].any())
+
+    def share(self) -> None:
+        """Give all processes the same losses; all of them must call it."""
+        self._shared()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state; None before the first loss."""
+        self._settle()
+        return None if self._window is None else self._window.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Restore a state that `state_dict` returned."""
+        self._window = None
+        self.restart()
+        if state is not None:
+            self.add(torch.zeros((), device=state["rows"].device))
+            self.restart()
+            assert self._window is not None
+            self._window.load_state_dict(state)
+
+    def _settle(self) -> None:
+        if self._window is None or not self._given:
+            return
+        values = self._pending[: len(self._given)]
+        used = torch.tensor(self._given, device="cpu").to(values.device) & values.isfinite()
+        rows = torch.stack([torch.where(used, values, 0.0), used.double()], dim=1)
+        self._window.extend(rows, [1] * len(rows))
+        self._given = []
+
+    def _shared(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return sums, counts and lengths of the window's rows, averaged over processes."""
+        self._settle()
+        if self._window is None:
+            return np.zeros((0, 2)), np.zeros(0)
+        own = self._window.rows().cpu()
+        total = over_processes(own)
+        if total is not own:  # what any one of the processes saves from now on is right for all
+            scale = own[:, 1:] / total[:, 1:].clamp(min=1)
+            self._window.rows().copy_(total * scale)
+        return total.numpy(), self._window.lengths().astype(float)
+
+
+def _number(loss: Any) -> float:
+    if isinstance(loss, Real) and not isinstance(loss, bool):
+        return float(loss)
+    if not isinstance(loss, Tensor) and hasattr(loss, "item") and getattr(loss, "size", 0) == 1:
+        return float(loss.item())  # a number of NumPy's
+    what = type(loss).__name__
+    if isinstance(loss, Tensor):
+        what = f"a tensor of shape {tuple(loss.shape)} and dtype {loss.dtype}"
+    raise TypeError(
+        f"loss must be a number or a floating-point tensor with one element, got {what}: pass the "
+        "training loss of the step"
+    )
+
+
+def _regress(x: np.ndarray, y: np.ndarray) -> Estimate:
+    """Return the slope of a straight line through points, with its error."""
+    count = len(x)
+    x = x - x.mean()
+    square = float(x @ x)
+    slope = float(x @ y) / square
+    residuals = y - y.mean() - slope * x
+    total = float(residuals @ residuals)
+    variance = total / (count - 2) / square
+    lagged = float(residuals[1:] @ residuals[:-1]) / total if total else 0.0
+    # The estimate of a correlation is low by about 1/count for each fitted parameter and one more.
+    correlation = min(max(0.0, lagged + 3 / count), 0.9)
+    widened = (1 + correlation) / (1 - correlation)  # as if there were fewer points by this factor
+    return Estimate(
+        slope,
+        math.sqrt(variance * widened),
+        dof=min(count - 2, max(_FEWEST - 2, (count - 2) / widened)),
+        count=count,
+        method="regression",
+    )

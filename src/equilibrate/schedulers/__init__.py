@@ -1,0 +1,7 @@
+"""Learning rate schedules that act on what is measured: `Cooldown`, and the paper's `FDRScheduler`."""
+
+from equilibrate.schedulers.cooldown import Cooldown
+from equilibrate.schedulers.decision import Decision
+from equilibrate.schedulers.fdr import FDRScheduler, Rule, Threshold
+
+__all__ = ["Cooldown", "Decision", "FDRScheduler", "Rule", "Threshold"]

@@ -1,0 +1,319 @@
+"""A constant learning rate, and a linear decay that begins when it pays."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from equilibrate._arguments import check_steps
+from equilibrate.estimates import Estimate, student_quantile
+from equilibrate.forecast.forecaster import Forecaster
+from equilibrate.forecast.losses import Losses
+from equilibrate.forecast.values import Forecast
+from equilibrate.schedulers.decision import Decision
+from equilibrate.watching.hooks import unwrap
+from equilibrate.watching.rates import lower_bounds, read_lrs, write_lrs
+
+_SHORTEST = 0.1
+"""Share of the steps that the decay has at least, if nothing was decided before."""
+_BETWEEN = 100
+"""Steps between two checks: each waits for the device."""
+_HORIZON = 400
+"""Steps of the cooldown that is forecast, in a training of 4,000 steps or more. A forecast can be
+made after a few hundred steps more than that; noise that relaxes more slowly matters little."""
+_LAG = 1 / 6
+"""By how much a loss that falls by s in a step lowers a forecast, in units of s times the horizon:
+the mean of the parameters lags a third of the horizon behind, and ½(θ − m)·g is −½s times that."""
+_CONFIDENCE = 0.975
+"""Probability with which decaying must gain more than staying."""
+_EXTRA = 10
+"""Calls after the end without a warning: a trainer may step once more than it trains."""
+
+
+class Cooldown(LRScheduler):
+    """Keeps the learning rate constant, and decays it linearly to zero when that pays.
+
+    It is a warm-up, stable, decay (WSD) schedule without a share to choose. The decay ends with the
+    training. It begins when what it gains, the noise of the loss that it removes, outweighs what
+    the remaining steps at a constant rate would gain. The first comes from a `Forecaster`, the
+    second from the slope of the losses over the later half of the steps so far. If that never
+    happens, it begins when a tenth of the steps is left.
+
+    Call `step(loss)` after every optimizer step. Once it decays nothing is measured any more. If
+    there are several processes, all of them must call it, and all decide alike.
+
+    Args:
+        optimizer: Any `torch.optim.Optimizer`.
+        total_steps: Number of optimizer steps of the training, which are as many calls of `step`.
+        warmup_steps: How many of them warm the learning rate up, linearly.
+        min_lr: Learning rate at the end, one number or one for each parameter group.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> scheduler = Cooldown(optimizer, total_steps=1000, warmup_steps=10)
+        >>> print(f"{optimizer.param_groups[0]['lr']:.2f}: {scheduler.last_decision.reason}")
+        0.01: nothing was decided yet
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_steps: int,
+        warmup_steps: int = 0,
+        min_lr: float | Sequence[float] = 0.0,
+    ) -> None:
+        optimizer = unwrap(optimizer)
+        self.total_steps = check_steps("total_steps", total_steps, least=2)
+        self.warmup_steps = check_steps("warmup_steps", warmup_steps, least=0)
+        if self.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"warmup_steps is {warmup_steps}, but the training has total_steps={total_steps}: "
+                "pass fewer"
+            )
+        self.min_lr = min_lr
+        self._lowest = lower_bounds(optimizer, min_lr)
+        every = 16
+        horizon = max(4 * every, min(_HORIZON, self.total_steps // 10))
+        self.forecaster = Forecaster(optimizer, [horizon], every)
+        """What forecasts the gain of a cooldown, until the decay begins."""
+        self._losses = Losses()
+        self._start: int | None = None
+        """Steps when the decay began, and the learning rates then."""
+        self._top: tuple[float, ...] = ()
+        self._due = self._next_check(self.warmup_steps)
+        self._seen = 0, 0
+        """Calls, and steps that the forecaster had seen, at the last check."""
+        self._warned: set[str] = set()
+        self.last_decision: Decision
+        """What was decided the last time that it was asked whether to begin the decay."""
+        self.decisions: deque[Decision] = deque(maxlen=256)
+        """The decisions of this process, the newest last. Not saved with the state."""
+        super().__init__(optimizer)
+
+    @property
+    def is_decaying(self) -> bool:
+        """Whether the decay has begun."""
+        return self._start is not None
+
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # as ReduceLROnPlateau's
+        self, loss: float | Tensor | None = None
+    ) -> None:
+        """Note an optimizer step and its loss, decide if it is time to, and set learning rates.
+
+        Args:
+            loss: The training loss of the step: a number, or a tensor, which is not waited for.
+        """
+        self._step_count += 1
+        self.last_epoch += 1
+        step = self.last_epoch
+        if step == 0:
+            lrs = tuple(read_lrs(self.optimizer))
+            self.last_decision = Decision(0, False, "nothing was decided yet", lrs)
+        elif self._start is None and step > self.warmup_steps:
+            self._losses.add(loss)
+            if step >= self._due:
+                self._decide(step)
+        if step <= self.warmup_steps or self._start is not None:
+            write_lrs(self.optimizer, self.get_lr())
+            if step == self.total_steps + _EXTRA:
+                self._warn_of_overrun()
+        self._last_lr: list[Any] = [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rate of each group at this step. Nothing is changed."""
+        step, current = self.last_epoch, [group["lr"] for group in self.optimizer.param_groups]
+        if step <= self.warmup_steps and self.warmup_steps:
+            share = min(1.0, (step + 1) / self.warmup_steps)
+            return [share * lr for lr in self.base_lrs]
+        if self._start is None:
+            return current
+        share = max(0.0, (self.total_steps - step) / (self.total_steps - self._start))
+        bounds = zip(self._top, self._lowest, strict=False)
+        decayed = [share * top + (1 - share) * min(low, top) for top, low in bounds]
+        return decayed + current[len(decayed) :]  # groups that were added since keep theirs
+
+    def share_losses(self) -> None:
+        """Give all processes the same losses, so that the state of one is right for all.
+
+        A checkpoint that one process writes otherwise holds its own losses since the last check.
+        Every process must call it.
+        """
+        self._losses.share()
+
+    def detach(self) -> None:
+        """Remove the hooks of the forecaster."""
+        self.forecaster.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, which `torch.load` reads by default.
+
+        Under sharded training every process must call it. The means of the forecaster are not
+        copied; see `Forecaster.state_dict`.
+        """
+        return {
+            "last_epoch": self.last_epoch,
+            "step_count": self._step_count,
+            "last_lr": [float(lr) for lr in self._last_lr],
+            "base_lrs": [float(lr) for lr in self.base_lrs],
+            "total_steps": self.total_steps,
+            "warmup_steps": self.warmup_steps,
+            "min_lr": self.min_lr if isinstance(self.min_lr, float | int) else list(self.min_lr),
+            "start": self._start,
+            "top": list(self._top),
+            "due": self._due,
+            "seen": list(self._seen),
+            "decision": self.last_decision.state_dict(),
+            "losses": self._losses.state_dict(),
+            "forecaster": None if self.is_decaying else self.forecaster.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned.
+
+        If it was saved with another `total_steps`, the present one is kept, with a warning, and a
+        decay that has begun continues from its learning rate.
+
+        Raises:
+            ValueError: If it is not the state of a Cooldown.
+        """
+        if "total_steps" not in state_dict:
+            raise ValueError(
+                "state_dict is not the state of a Cooldown: it holds "
+                f"{', '.join(state_dict) or 'nothing'}; pass what scheduler.state_dict() returned"
+            )
+        self.last_epoch, self._step_count = state_dict["last_epoch"], state_dict["step_count"]
+        self._last_lr, self.base_lrs = list(state_dict["last_lr"]), list(state_dict["base_lrs"])
+        self.warmup_steps, self.min_lr = state_dict["warmup_steps"], state_dict["min_lr"]
+        self._lowest = lower_bounds(self.optimizer, self.min_lr)
+        self._start, self._top = state_dict["start"], tuple(state_dict["top"])
+        self._due, self._seen = state_dict["due"], tuple(state_dict["seen"])
+        self.last_decision = Decision.from_state_dict(state_dict["decision"])
+        self.decisions.clear()
+        self._losses.load_state_dict(state_dict["losses"])
+        if state_dict["forecaster"] is None:
+            self._stop_measuring()
+        else:
+            self.forecaster.load_state_dict(state_dict["forecaster"])
+        if state_dict["total_steps"] != self.total_steps:
+            self._move_end(state_dict["total_steps"])
+
+    def __repr__(self) -> str:
+        steps = f"{self.last_epoch} of {self.total_steps} steps"
+        return f"Cooldown({steps}, {self.last_decision.reason!r})"
+
+    def _next_check(self, step: int) -> int:
+        """Return the step of the next check, the last one when the decay must begin."""
+        last = self.total_steps - max(1, math.floor(_SHORTEST * self.total_steps))
+        return min(step + _BETWEEN, max(step + 1, last))
+
+    def _decide(self, step: int) -> None:
+        """Compare decaying with staying, and begin the decay if that pays, or if it must."""
+        self._due = self._next_check(step)
+        left = self.total_steps - step
+        self._warn_of_mismatch(step)
+        if self._losses.is_empty():
+            self._warn("loss", "no loss was handed over, without which the decay begins only when "
+                       f"{_SHORTEST:.0%} of the steps are left: call scheduler.step(loss)")  # fmt: skip
+        act, reason = compare(self.forecaster.forecast(), self._losses.fall(), left)
+        if not act and left <= max(1, _SHORTEST * self.total_steps):
+            act, reason = True, f"{_SHORTEST:.0%} of the steps are left ({reason})"
+        lrs = tuple(read_lrs(self.optimizer))
+        if act:
+            self._start, self._top = step, lrs
+            reason += f"; the learning rate decays linearly until step {self.total_steps}"
+            self._stop_measuring()
+        self.last_decision = Decision(step, act, reason, lrs)
+        self.decisions.append(self.last_decision)
+
+    def _stop_measuring(self) -> None:
+        self.forecaster.detach()
+        self.forecaster.reset()  # frees the mean of the parameters
+        self._losses.restart()
+
+    def _move_end(self, saved: int) -> None:
+        warnings.warn(
+            f"the state was saved with total_steps={saved}; total_steps={self.total_steps} of this "
+            "scheduler is kept",
+            stacklevel=3,
+        )
+        if self.last_epoch >= self.total_steps:
+            return
+        if self._start is not None:
+            self._start, self._top = self.last_epoch, tuple(map(float, self._last_lr))
+        else:
+            self._due = min(self._due, self._next_check(self.last_epoch))
+
+    def _warn_of_mismatch(self, step: int) -> None:
+        """Warn if calls of `step` and steps of the optimizer do not match since the last check."""
+        calls, seen = step - self._seen[0], self.forecaster.step - self._seen[1]
+        self._seen = step, self.forecaster.step
+        if seen == 0:
+            self._warn("unseen", f"no optimizer step was seen in {calls} calls of step(): step the "
+                       "optimizer that the scheduler was created with, and wrap compiled or "
+                       "captured steps in `with eq.measure(optimizer):`")  # fmt: skip
+        elif not calls / 1.5 <= seen <= 1.5 * calls:
+            self._warn("rate", f"step() was called {calls} times in {seen} optimizer steps, and "
+                       f"total_steps={self.total_steps} counts calls: call scheduler.step(loss) "
+                       "once after every optimizer step")  # fmt: skip
+
+    def _warn_of_overrun(self) -> None:
+        if not any(read_lrs(self.optimizer)):
+            self._warn("overrun", f"the training continues after total_steps={self.total_steps}, "
+                       "where the learning rate is 0: pass the number of optimizer steps of the "
+                       "training, not of epochs, or a min_lr")  # fmt: skip
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, stacklevel=5)
+
+
+def compare(forecast: Forecast, fall: Estimate, left: int) -> tuple[bool, str]:
+    """Return whether decaying now gains more than staying, and why.
+
+    Lowering the learning rate η to yη removes the share 1 − y of the noise of the loss, N, once. It
+    also slows all further progress down by the factor y. Staying gains s a step for as long as the
+    loss falls at this rate, T steps. So lowering is better if (1−y)N + ysT > sT, which is N > sT
+    whatever y is. N is the forecast, corrected for the progress within its lag. A loss that rises
+    is taken as one that stays, and N must be positive beyond its own error bar.
+
+    Args:
+        forecast: What a cooldown would gain.
+        fall: By how much the loss falls in a step.
+        left: Number of steps left, T.
+
+    Returns:
+        Whether N − sT is positive beyond its error bar, and the numbers in a sentence.
+
+    Example:
+        >>> forecast = Forecast(400, Estimate(0.076, 0.002), step=4000)
+        >>> print(compare(forecast, Estimate(1.5e-7, 4e-7), left=4000)[1])
+        decaying now is worth 0.0760 ± 0.0039; 4,000 more constant steps 0.0006 ± 0.0031
+    """
+    if forecast.undefined is not None:
+        return False, f"not yet: {forecast}"
+    if math.isnan(fall.value):
+        return False, f"not yet: {fall.method}"
+    noise = forecast.gain.shifted(_LAG * forecast.horizon * max(0.0, fall.value))
+    staying = fall.scaled(left)
+    words = f"decaying now is worth {noise}; {left:,} more constant steps {staying}"
+    needed = math.hypot(_margin(noise), _margin(staying))
+    act = noise.value > _margin(noise) and noise.value - max(0.0, staying.value) > needed
+    return act, words if act else f"not yet: {words}"
+
+
+def _margin(estimate: Estimate) -> float:
+    """Return the one-sided error bar of an estimate."""
+    return student_quantile(2 * _CONFIDENCE - 1, estimate.dof) * estimate.stderr

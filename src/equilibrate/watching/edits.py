@@ -1,0 +1,127 @@
+"""Notice parameters that something other than the optimizer has changed between two steps."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from equilibrate.watching.sharding import as_dtensor, local
+
+_version = attrgetter("_version")
+_borrowed: list[dict[int, int]] = []
+"""The version, by identity, that a parameter gets back at the end of each open block."""
+
+
+@contextmanager
+def exchanged(params: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Give parameters other values for the duration of a block, and their own ones after it.
+
+    After the block the version counters are what they were, so that intervals that are being
+    measured continue. Inside it they show the change to autograd, but not to an `EditWatch`.
+
+    Args:
+        params: The parameters.
+        values: Tensors that are distributed as these are, of any floating-point dtype.
+
+    Yields:
+        None.
+    """
+    own = [local(p).detach().clone() for p in params]
+    mark = {id(p): _versions([p]) for p in params}
+    _borrowed.append(mark)
+    try:
+        with _unsafe_preserve_version_counter(tuple(_counted(params))):
+            try:
+                _copy(params, values)
+                yield
+            finally:
+                _copy(params, own)
+    finally:
+        _borrowed[:] = [other for other in _borrowed if other is not mark]
+
+
+def are_exchanged(params: Sequence[Tensor]) -> bool:
+    """Return whether any of the parameters has other values for the duration of a block."""
+    return any(id(p) in mark for mark in _borrowed for p in params)
+
+
+class EditWatch:
+    """Compares version counters, which every in-place change of a tensor increases.
+
+    Reading the counters of hundreds of tensors takes longer than all else that a monitor does at a
+    step it does not measure. So they are read around measured steps, which tells by how much one
+    step of the optimizer increases them; over the steps in between they must have grown by that
+    much for each. Only after a first difference are they read around every step, since it may also
+    come from an optimizer whose steps are not all alike, or from tensors without gradients.
+    """
+
+    def __init__(self) -> None:
+        self.every_step = False
+        """Whether the counters must be read around every step."""
+        self.forget()
+
+    def is_edited(self, tensors: Sequence[Tensor], step: int) -> bool:
+        """Return whether tensors were changed since the last step; call it before one.
+
+        Args:
+            tensors: Parameters, and the state of the optimizer that matters.
+            step: Number of steps so far.
+        """
+        places = [tensor.data_ptr() for tensor in map(local, tensors)]
+        versions, before = _versions(tensors), self._after
+        moved = self._places not in (None, places)
+        self._before, self._places = versions, places
+        if before is None:
+            return moved
+        edited = moved or versions != before + (step - self._step) * self._growth
+        self.every_step |= edited
+        return edited
+
+    def note_step(self, tensors: Sequence[Tensor], step: int) -> None:
+        """Note a step before which `is_edited` was called; `step` counts it."""
+        if self._places is None or len(tensors) != len(self._places):  # buffers were created
+            self.forget()
+            return
+        self._after, self._step = _versions(tensors), step
+        self._growth = self._after - self._before
+
+    def forget(self) -> None:
+        """Take the parameters as they are, for example after loading a state."""
+        self._before, self._growth, self._step = 0, 0, 0
+        self._after: int | None = None
+        self._places: list[int] | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is nothing to compare the counters with."""
+        return self._after is None
+
+
+def _counted(params: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors whose versions count changes of the parameters.
+
+    Operations on a DTensor increase its own version, those on its local part only that one's.
+    """
+    return [*params, *(local(p) for p in params if as_dtensor(p) is not None)]
+
+
+def _versions(params: Sequence[Tensor]) -> int:
+    """Return the sum of the versions that parameters have outside blocks of `exchanged`."""
+    kept = 0
+    if _borrowed:
+        known = ChainMap(*_borrowed)  # of nested blocks the outermost one counts
+        kept = sum(known[id(p)] for p in params if id(p) in known)
+        params = [p for p in params if id(p) not in known]
+    return kept + sum(map(_version, _counted(params)))
+
+
+def _copy(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for p, value in zip(params, values, strict=True):
+            local(p).copy_(local(value))

@@ -1,0 +1,89 @@
+"""Learning rates and other settings of parameter groups: compared, read, set and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from numbers import Real
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Group = dict[str, Any]
+Scalar = float | Tensor
+
+
+def identity(lr: Any) -> Hashable:
+    """Return what changes if a learning rate does: its value, or the version of a tensor.
+
+    A tensor is changed in place, and comparing its value would wait for the device.
+    """
+    return (id(lr), lr._version) if isinstance(lr, Tensor) else lr
+
+
+def learning_rate(group: Group) -> Scalar:
+    """Return η of a group as a number, or as a float64 copy of a tensor; 1 if it has none."""
+    lr = group.get("lr")
+    if isinstance(lr, Tensor):
+        return lr.detach().to(torch.float64, copy=True).reshape(())
+    return 1.0 if lr is None else lr
+
+
+def settings_getter(group: Group, names: Iterable[str]) -> Callable[[Group], Hashable]:
+    """Return a function of a group whose value changes when one of its settings does.
+
+    It is called at every step. A learning rate tensor is changed in place, which its version
+    counter shows.
+
+    Args:
+        group: A parameter group.
+        names: Which settings.
+    """
+    names = tuple(names)
+    if not isinstance(group.get("lr"), Tensor):
+        # If the rate becomes a tensor later, the two are compared once, and that waits.
+        return itemgetter(*names) if names else lambda group: None
+    return lambda group: tuple(identity(group[name]) for name in names)
+
+
+def read_lrs(optimizer: Optimizer) -> list[float]:
+    """Return the learning rate of each group; it waits for tensors on a device."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def write_lrs(optimizer: Optimizer, lrs: Sequence[float]) -> None:
+    """Set the learning rate of each group; a tensor is changed in place."""
+    for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = float(lr)
+
+
+def lower_bounds(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:
+    """Return the lower bound on the learning rate of each group.
+
+    Args:
+        optimizer: The optimizer.
+        min_lr: One number for all groups, or one for each.
+
+    Returns:
+        A number for each group.
+
+    Raises:
+        ValueError: If their number is wrong, or one is negative or not a number.
+    """
+    groups = len(optimizer.param_groups)
+    given: Any = [min_lr] * groups if isinstance(min_lr, Real) else min_lr
+    try:
+        values = () if isinstance(given, str | Mapping) else tuple(map(float, given))
+    except (TypeError, ValueError):  # not a number, nor several
+        values = ()
+    if len(values) != groups or not all(low >= 0 for low in values):
+        raise ValueError(
+            f"min_lr must be one number ≥ 0, or one for each of the {groups} parameter group(s), "
+            f"got {min_lr!r}"
+        )
+    return values
