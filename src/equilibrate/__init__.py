@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         relations,
         rules,
         scale_invariance,
-        sgld,
         solvable,
         stationarity,
     )
@@ -52,7 +51,6 @@ __all__ = [
     "relations",
     "rules",
     "scale_invariance",
-    "sgld",
     "solvable",
     "stationarity",
 ]

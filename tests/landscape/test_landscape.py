@@ -1,4 +1,4 @@
-"""`Landscape` against dense derivatives, enumeration of all mini-batches, and curvlinops."""
+"""`Landscape` against dense derivatives and enumeration of all mini-batches."""
 
 import itertools
 import math
@@ -155,24 +155,6 @@ def test_noise_agrees_with_enumeration_of_all_mini_batches():
     ):
         assert abs(found.value - exact) < 4 * found.stderr
         assert found.stderr < 0.1 * exact
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # curvlinops uses torch.jit
-def test_hessian_products_equal_curvlinops():
-    from curvlinops import HessianLinearOperator
-
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)).double()
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(20, 1, 4, 4, generator=generator, dtype=torch.float64)
-    targets = torch.randint(4, (20,), generator=generator)
-    land = Landscape(model, cross_entropy, (inputs, targets), chunk_size=7)
-    expected = HessianLinearOperator(
-        model, nn.CrossEntropyLoss(), list(model.parameters()), [(inputs, targets)]
-    )
-    for batch in ((inputs[:6], targets[:6]), (inputs[6:16], targets[6:16])):
-        g = land.batch_gradient(batch)
-        product = g @ land.hessian_product(g)
-        torch.testing.assert_close(product, g @ (expected @ g), rtol=1e-6, atol=0)
 
 
 def test_only_trainable_parameters_are_used_and_the_model_is_not_changed():
