@@ -36,10 +36,9 @@ test-torchtitan: .venv-trainers/.torchtitan  ## Run the tests with torchtitan, a
 	$(TRAINERS)/python -m pytest --quiet tests/trainers/test_torchtitan.py
 	$(TRAINERS)/pyright --project tests/trainers --pythonpath $(TRAINERS)/python
 
-# Not part of .ci/run: this torch brings gigabytes of CUDA. curvlinops is not installed.
+# Not part of .ci/run: this torch brings gigabytes of CUDA.
 test-oldest: .venv-oldest/.oldest  ## Run all tests with the oldest versions that pyproject.toml allows
-	$(OLDEST)/python -m pytest --quiet -m '' \
-	  --deselect tests/landscape/test_landscape.py::test_hessian_products_equal_curvlinops
+	$(OLDEST)/python -m pytest --quiet -m ''
 
 lint: .venv/.dev  ## Check style
 	$(BIN)/ruff check .

@@ -110,13 +110,6 @@ def test_difference_and_quotient_add_errors_in_squares():
     assert (difference.dof, difference.count) == (quotient.dof, quotient.count) == (3, 12)
 
 
-def test_agreement_is_a_difference_that_covers_zero():
-    one = Estimate(1.0, 0.1, dof=4)
-    assert one.agrees(Estimate(1.3, 0.1))
-    assert not one.agrees(Estimate(1.4, 0.1))
-    assert not one.agrees(Estimate(1.0, math.nan))
-
-
 @pytest.mark.parametrize(("first", "second"), [(4, 4), (16, 8)])
 def test_intervals_of_independent_quotients_are_conservative(first, second):
     """2 % and 4 % of the intervals miss: two Student quantiles are larger than one of both.

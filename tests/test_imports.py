@@ -23,7 +23,6 @@ LAYERS = [
     "averages",
     "measurements",
     "relations",
-    "sgld",
     "scale_invariance",
     "solvable",
     "_engine",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from equilibrate.mean_loss import representative_examples, require_mean_loss
+from equilibrate.mean_loss import require_mean_loss
 
 generator = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(400, 5, generator=generator)
@@ -17,9 +17,9 @@ MEAN = "the loss must be a mean over independent examples"
 
 
 def check(loss, labels, model=None):
-    model = model or nn.Linear(5, 4)
-    examples = representative_examples((INPUTS[: len(labels)], torch.as_tensor(labels)))
-    require_mean_loss(lambda b: loss(model(b[0]), b[1]), list(model.parameters()), examples)
+    require_mean_loss(
+        model or nn.Linear(5, 4), loss, (INPUTS[: len(labels)], torch.as_tensor(labels))
+    )
 
 
 def model_of(scale):
@@ -94,20 +94,35 @@ class Dropping(nn.Linear):
         return super().forward(nn.functional.dropout(x, 0.01))
 
 
-def test_functional_dropout_is_found():
-    """With 1 % of the inputs dropped, the loss itself changes by less than 1 %."""
-    model = Dropping(5, 4)
-    before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=r"the model must be deterministic; call model\.eval"):
-        check(cross_entropy, LABELS["sorted"], model)
-    assert torch.equal(before, torch.get_rng_state())
+def before(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), layer, nn.Linear(4, 4))
 
 
-def test_layers_that_mix_examples_are_found():
-    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=0.0))
-    with pytest.raises(ValueError, match=MEAN):
+RANDOM = r"the model must be deterministic; call model\.eval"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Dropping(5, 4), RANDOM),  # with 1 % of the inputs dropped, the loss changes by less
+        (before(nn.Dropout(0.1)), RANDOM + r".*see '1' \(Dropout\)"),
+        (before(nn.RReLU()), RANDOM),
+        (before(nn.BatchNorm1d(4)), MEAN + r".*model\.eval\(\).*see '1' \(BatchNorm1d\)"),
+        (before(nn.BatchNorm1d(4, track_running_stats=False)).eval(), MEAN + r".*nn\.GroupNorm"),
+    ],
+)
+def test_models_that_are_random_or_mix_examples_are_found(model, message):
+    state = torch.get_rng_state()
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    with pytest.raises(ValueError, match=message):
         check(cross_entropy, LABELS["sorted"], model)
-    check(cross_entropy, LABELS["sorted"], model.eval())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(map(torch.equal, buffers, model.buffers()))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.Dropout(0.5), nn.RReLU()])
+def test_the_same_models_are_accepted_in_evaluation_mode(layer):
+    check(cross_entropy, LABELS["sorted"], before(layer).eval())
 
 
 def test_loss_that_is_not_finite_or_has_no_gradient_is_not_checked():
@@ -115,11 +130,13 @@ def test_loss_that_is_not_finite_or_has_no_gradient_is_not_checked():
     check(lambda outputs, targets: torch.zeros(()), LABELS["sorted"])
 
 
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(1, 20))
-def test_representative_examples_have_as_many_classes_as_possible(labels, count):
-    targets = torch.tensor(labels)
-    inputs, chosen = representative_examples((torch.arange(len(labels)), targets), count)
-    assert len(chosen) == min(count, len(labels))
-    assert len(chosen.unique()) == min(count, len(targets.unique()))
-    assert len(inputs.unique()) == len(inputs)
-    assert torch.equal(targets[inputs], chosen)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60))
+def test_as_many_classes_as_possible_are_checked(labels):
+    seen = []
+
+    def loss(outputs, targets):
+        seen.extend(targets.tolist())
+        return outputs.mean()
+
+    check(loss, labels)
+    assert len(set(seen)) == min(16, len(set(labels)))

@@ -1,4 +1,6 @@
-"""Observables against formulas written in components, one replica at a time."""
+"""Both sides of the relations against formulas written in components, and their replicas."""
+
+import inspect
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equilibrate import observables as o
+from equilibrate import relations
 from equilibrate.observables import Snapshot
 
 P = 4
@@ -26,7 +29,7 @@ def basis(i: int) -> torch.Tensor:
 
 
 @given(st.integers(0, 1000), settings, indices, indices, indices)
-def test_observables_equal_formulas_in_components(seed, setting, i, j, k):
+def test_relations_equal_formulas_in_components(seed, setting, i, j, k):
     lr, mu, nu = setting
     s = one_step(seed, lr, mu, nu)
     th, g, w = s.parameters.tolist(), s.gradient.tolist(), s.velocity_after.tolist()
@@ -34,28 +37,34 @@ def test_observables_equal_formulas_in_components(seed, setting, i, j, k):
     v = s.velocity_before.tolist()
     after = [a + lr * b for a, b in zip(th, w, strict=True)]
     expected = {
-        o.matrix_left: (1 - nu) * (th[i] * g[j] + g[i] * th[j])
-        - mu * (th[i] * v[j] + v[i] * th[j]),
-        o.matrix_right: lr * w[i] * w[j],
-        o.velocity_square_left: w[i] * w[j],
-        o.velocity_square_right: mu**2 * v[i] * v[j]
-        + (1 - nu) ** 2 * g[i] * g[j]
-        - (1 - nu) * mu * (v[i] * g[j] + g[i] * v[j]),
-        o.velocity_position_left: w[i] * after[j] - lr * w[i] * w[j],
-        o.velocity_position_right: mu * v[i] * th[j] - (1 - nu) * g[i] * th[j],
+        relations.matrix: (
+            (1 - nu) * (th[i] * g[j] + g[i] * th[j]) - mu * (th[i] * v[j] + v[i] * th[j]),
+            lr * w[i] * w[j],
+        ),
+        relations.velocity_square: (
+            w[i] * w[j],
+            mu**2 * v[i] * v[j]
+            + (1 - nu) ** 2 * g[i] * g[j]
+            - (1 - nu) * mu * (v[i] * g[j] + g[i] * v[j]),
+        ),
+        relations.velocity_position: (
+            w[i] * after[j] - lr * w[i] * w[j],
+            mu * v[i] * th[j] - (1 - nu) * g[i] * th[j],
+        ),
     }
-    for function, value in expected.items():
-        assert float(function(s, i, j)) == pytest.approx(value, rel=1e-9, abs=1e-9), function
-        assert float(function(s, basis(i), basis(j))) == pytest.approx(value, rel=1e-9, abs=1e-9)
+    for make, sides in expected.items():
+        for relation in (make(i, j), make(basis(i), basis(j))):
+            found = float(relation.left(s)), float(relation.right(s))
+            assert found == pytest.approx(sides, rel=1e-9, abs=1e-9), make
     left = th[i] * th[j] * w[k] + th[i] * w[j] * th[k] + w[i] * th[j] * th[k]
     right = th[i] * w[j] * w[k] + th[j] * w[k] * w[i] + th[k] * w[i] * w[j]
-    assert float(o.cubic_left(s, i, j, k)) == pytest.approx(-left, rel=1e-9, abs=1e-9)
-    assert float(o.cubic_right(s, i, j, k)) == pytest.approx(
-        lr * right + lr**2 * w[i] * w[j] * w[k], rel=1e-9, abs=1e-9
+    cubic = relations.cubic(i, j, k)
+    assert (float(cubic.left(s)), float(cubic.right(s))) == pytest.approx(
+        (-left, lr * right + lr**2 * w[i] * w[j] * w[k]), rel=1e-9, abs=1e-9
     )
-    assert float(o.gradient_along(s, i)) == g[i]
-    assert float(o.velocity_along(s, i)) == w[i]
-    assert float(o.velocity_update_right(s, i)) == pytest.approx(w[i], rel=1e-9, abs=1e-9)
+    assert float(relations.mean_gradient(i).left(s)) == g[i]
+    assert float(relations.mean_velocity(i).left(s)) == w[i]
+    assert float(relations.velocity_update(i).right(s)) == pytest.approx(w[i], rel=1e-9, abs=1e-9)
 
 
 @given(st.integers(0, 1000), settings)
@@ -75,45 +84,46 @@ def test_fdr2_equals_the_formula(seed, setting):
 def test_trace_of_the_matrix_relation_is_the_step_form(seed, setting):
     """Σ_i(left − right) = 2(1−ν)θ·g − 2μθ·v − ηv′²."""
     s = one_step(seed, *setting)
-    trace = sum(o.matrix_left(s, i, i) - o.matrix_right(s, i, i) for i in range(P))
-    step = 2 * (o.step_left(s) - o.step_right(s))
-    torch.testing.assert_close(trace, step)
+    diagonal = [relations.matrix(i, i) for i in range(P)]
+    trace = sum(relation.left(s) - relation.right(s) for relation in diagonal)
+    torch.testing.assert_close(trace, 2 * (o.step_left(s) - o.step_right(s)))
 
 
-def test_replicas_with_different_settings_equal_single_runs():
+RELATIONS = {
+    "fdr1": relations.fdr1(),
+    "step_form": relations.step_form(),
+    "master": relations.master(lambda theta: (theta**4).sum(-1)),
+    "mean_gradient": relations.mean_gradient(0),
+    "mean_velocity": relations.mean_velocity(0),
+    "matrix": relations.matrix(0, basis(2)),
+    "velocity_update": relations.velocity_update(0),
+    "velocity_square": relations.velocity_square(0, 1),
+    "velocity_position": relations.velocity_position(0, 1),
+    "cubic": relations.cubic(0, 1, 2),
+    "fdr2": relations.fdr2(lambda theta: 3 * theta, lambda theta, v: 3 * v),
+    "sgld": relations.sgld(0.1),
+}
+
+
+def test_every_relation_is_in_the_table():
+    functions = inspect.getmembers(relations, inspect.isfunction)
+    made = {n for n, f in functions if inspect.signature(f).return_annotation == "Relation"}
+    assert made == RELATIONS.keys()
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_both_sides_keep_replicas_with_different_settings_apart_in_double_precision(name):
     lr, mu, nu = (torch.tensor(x).double() for x in ([0.1, 0.5], [0.0, 0.9], [0.3, 0.0]))
     singles = [one_step(k, lr[k].item(), mu[k].item(), nu[k].item()) for k in range(2)]
-    both = Snapshot(
-        *(
-            torch.stack([getattr(s, name) for s in singles])
-            for name in ("parameters", "gradient", "velocity")
-        ),
-        lr,
-        mu,
-        nu,
-        velocity_before=torch.stack([s.velocity_before for s in singles]),
-    )
-    full, directions = torch.ones(2, P).double(), (0, basis(2))
-    for name, arguments in {
-        "fdr1_left": (),
-        "fdr1_right": (),
-        "step_left": (),
-        "step_right": (),
-        "norm_square": (),
-        "overlap": (),
-        "matrix_left": directions,
-        "matrix_right": directions,
-        "velocity_square_right": directions,
-        "velocity_position_left": directions,
-        "velocity_position_right": directions,
-        "cubic_left": (*directions, 1),
-        "cubic_right": (*directions, 1),
-    }.items():
-        function = getattr(o, name)
-        alone = torch.stack([function(s, *arguments) for s in singles])
-        torch.testing.assert_close(function(both, *arguments), alone, msg=name)
-    alone = torch.stack([o.fdr2_left(s, full[0]) for s in singles])
-    torch.testing.assert_close(o.fdr2_left(both, full), alone)
+    fields = "parameters", "gradient", "velocity", "velocity_before"
+    stacked = {f: torch.stack([getattr(s, f) for s in singles]) for f in fields}
+    both = Snapshot(**stacked, lr=lr, momentum=mu, dampening=nu)
+    settings = {"lr": lr.float(), "momentum": mu.float(), "dampening": nu.float()}
+    single = Snapshot(**{f: t.float() for f, t in stacked.items()}, **settings)
+    for side in (RELATIONS[name].left, RELATIONS[name].right):
+        together = side(both)
+        torch.testing.assert_close(together, torch.stack([side(s) for s in singles]))
+        torch.testing.assert_close(side(single), together, rtol=1e-4, atol=1e-4)
 
 
 def test_default_velocity_is_that_of_sgd_without_momentum():
@@ -123,13 +133,7 @@ def test_default_velocity_is_that_of_sgd_without_momentum():
     assert s.momentum_term.tolist() == [0.0, 0.0]
 
 
-def test_observables_of_single_precision_are_double():
-    s = Snapshot(torch.ones(2), torch.ones(2), lr=0.5)
-    for value in (o.fdr1_left(s), o.matrix_left(s, 0, 1), o.along(s.gradient, torch.ones(2))):
-        assert value.dtype == torch.float64
-
-
 def test_self_checks_require_the_velocity_before_the_step():
     s = Snapshot(torch.ones(2), torch.ones(2), torch.ones(2), lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match=r"velocity_before is None, .*: set velocity_before"):
-        o.velocity_square_right(s, 0, 1)
+        relations.velocity_square(0, 1).right(s)

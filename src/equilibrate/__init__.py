@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         observables,
         relations,
         scale_invariance,
-        sgld,
         solvable,
         stationarity,
     )
@@ -49,7 +48,6 @@ __all__ = [
     "observables",
     "relations",
     "scale_invariance",
-    "sgld",
     "solvable",
     "stationarity",
 ]

@@ -69,17 +69,6 @@ class Estimate:
         """
         return abs(self.value - truth) <= self.margin
 
-    def agrees(self, other: Estimate) -> bool:
-        """Check whether an independent estimate could be of the same number.
-
-        Args:
-            other: An independent estimate.
-
-        Returns:
-            True if the confidence interval of the difference contains zero.
-        """
-        return self.minus(other).covers(0.0)
-
     def scaled(self, factor: float) -> Estimate:
         """Estimate `factor` times the number.
 
@@ -169,14 +158,33 @@ class Estimate:
         return f"{self.value:.{places}f} ± {self.margin:.{places}f}"
 
 
-def mean(samples: Tensor, *, independent: bool = False, confidence: float = 0.95) -> Estimate:
-    """Estimate the mean of a stationary series.
+def batch_means(series: Tensor) -> Tensor:
+    """Return the means of 20 batches of successive steps, or the steps themselves if fewer than 40.
 
-    For one run, the series is cut into 20 batches of equal length, and the standard error is taken
-    from the spread of the batch means. This is correct if a batch is much longer than the
-    correlation time τ; otherwise the interval is too narrow by about τ/(2·batch length). For
-    several runs, the standard error is taken from the spread of the means of the runs, whatever the
-    correlations within each. A series of fewer than 40 steps is treated as independent samples.
+    All batches have the same length; steps that are left over are left out at the beginning.
+
+    >>> import torch
+    >>> batch_means(torch.arange(45.0))[:3].tolist(), len(batch_means(torch.arange(39.0)))
+    ([5.5, 7.5, 9.5], 39)
+
+    Args:
+        series: One run of shape (steps,).
+
+    Returns:
+        The means, in double precision.
+    """
+    batches = _BATCHES if len(series) >= 2 * _BATCHES else len(series)
+    length = len(series) // batches
+    return series[-batches * length :].double().view(batches, length).mean(1)
+
+
+def mean(samples: Tensor, *, independent: bool = False, confidence: float = 0.95) -> Estimate:
+    """Estimate the mean of a stationary series by batch means.
+
+    For one run, the standard error is taken from the spread of the `batch_means`. This is correct
+    if a batch is much longer than the correlation time τ; otherwise the interval is too narrow by
+    about τ/(2·batch length). For several runs, the standard error is taken from the spread of the
+    means of the runs, whatever the correlations within each.
 
     >>> import torch
     >>> series = torch.randn(1000, generator=torch.Generator().manual_seed(0))
@@ -255,11 +263,8 @@ def _estimate(
     elif independent:
         means, method = deviations.double().reshape(-1), f"{steps} independent samples"
     else:
-        batches = _BATCHES if steps >= 2 * _BATCHES else steps  # too short to be cut
-        length = steps // batches
-        tail = deviations.reshape(-1)[-batches * length :]
-        means = tail.double().view(batches, length).mean(1)
-        method = f"{batches} batches of {length} steps"
+        means = batch_means(deviations.reshape(-1))
+        method = f"{len(means)} batches of {steps // len(means)} steps"
     parts = len(means)
     stderr = (means.std() / math.sqrt(parts)).item() if parts > 1 else math.nan
     return Estimate(

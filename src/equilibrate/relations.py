@@ -1,92 +1,79 @@
-"""The stationary relations: two observables with equal means, and the average of both.
+"""The stationary relations: pairs of observables with equal means, measured with error bars.
 
-Each equation of the paper is a function that returns a `Relation`. A `Relation` follows a running
-average and gives a `Reading`, or measures a recorded run and gives a `Measurement`.
+Each equation of the paper is a function that returns a `Relation`, whose `measure` averages both
+sides over a recorded run. Directions i, j, k are components of θ or any vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equilibrate import observables
-from equilibrate.averages import HalfRunningMean
-from equilibrate.measurements import Measurement, measure_series
-from equilibrate.observables import Direction, Observable, Scalar, Snapshot
-from equilibrate.readings import Reading
+from equilibrate import estimates
+from equilibrate.estimates import Estimate
+from equilibrate.observables import (
+    Direction,
+    Observable,
+    Snapshot,
+    along,
+    fdr1_left,
+    fdr1_right,
+    fdr2_left,
+    fdr2_right,
+    inner,
+    step_left,
+    step_right,
+)
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Both sides of a relation and their difference over a run, each with an error bar."""
+
+    left: Estimate
+    """Mean of the left side."""
+    right: Estimate
+    """Mean of the right side."""
+    difference: Estimate
+    """Mean of left − right. Its error is not that of two independent means."""
+
+    @property
+    def residual(self) -> float:
+        """left/right − 1; nan if the right side is zero."""
+        return self.left.value / self.right.value - 1 if self.right.value else math.nan
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference is zero within its 95 % confidence interval."""
+        return self.difference.covers(0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
-    """⟨left⟩ = ⟨right⟩ in the stationary state, with a running average of both sides.
+    """⟨left⟩ = ⟨right⟩ in the stationary state."""
 
-    Args:
-        left: Observable on the left side.
-        right: Observable on the right side.
-        average: Average of shape (2,) over both sides. Default: the paper's half-running mean.
-        potential: If the relation states that the mean of some Φ(θ, v) is constant, this Φ, scaled
-            such that left − right is the decrease of Φ in one step.
-        self_check: Whether left = right holds at every step. Such a relation tests the measurement
-            and not stationarity.
-
-    Example:
-        >>> relation = fdr1()
-        >>> theta = torch.tensor([2.0])
-        >>> for g in [1.0, -0.9, 1.0, -0.9]:
-        ...     relation.update(Snapshot(theta, torch.tensor([g]), lr=0.1))
-        >>> relation.reading()
-        Reading(step=4, count=2, left=0.1, right=0.04525, lr=0.1, residual=1.21)
-    """
-
-    def __init__(
-        self,
-        left: Observable,
-        right: Observable,
-        average: HalfRunningMean | None = None,
-        *,
-        potential: Observable | None = None,
-        self_check: bool = False,
-    ) -> None:
-        self.left = left
-        self.right = right
-        self.average = average if average is not None else HalfRunningMean((2,))
-        self.potential = potential
-        self.self_check = self_check
-        self._lr: Scalar = math.nan
-        self._step = 0
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Add one step to the running average.
-
-        Args:
-            snapshot: The step.
-        """
-        self.average.update(torch.stack([self.left(snapshot), self.right(snapshot)]))
-        self._lr = snapshot.lr
-        self._step += 1
-
-    def reading(self) -> Reading:
-        """Return both sides, averaged over the current window."""
-        left, right = self.average.value.tolist()
-        return Reading(self._step, self.average.window, left, right, float(self._lr))
+    left: Observable
+    """Observable on the left side."""
+    right: Observable
+    """Observable on the right side."""
+    potential: Observable | None = None
+    """If the relation states that the mean of some Φ(θ, v) is constant, this Φ, scaled such that
+    left − right is the decrease of Φ in one step."""
+    self_check: bool = False
+    """Whether left = right at every step, so that it tests the measurement, not stationarity."""
 
     def measure(self, snapshots: Iterable[Snapshot]) -> Measurement:
         """Average both sides and their difference over a stationary run, with error bars.
-
-        With a `potential` Φ the difference of a single run is (Φ_0 − Φ_n)/n. Batch means would
-        overestimate the error of such a telescoping sum, so its error is computed from the variance
-        of Φ (`estimates.telescoping_mean`), and the error of the left side from those of the right
-        side and of the difference. All other errors are computed from batch means, or from the
-        spread among replicas.
 
         Args:
             snapshots: Successive steps of one run, or of several replicas on a leading axis.
 
         Returns:
-            Left side, right side and their difference.
+            Left side, right side and their difference, see `measure_series`.
 
         Raises:
             ValueError: If there are no snapshots.
@@ -102,21 +89,52 @@ class Relation:
             >>> found.holds, found.right.covers(sgd.fdr1_right)
             (True, True)
         """
-        rows: list[Tensor] = []
-        levels: list[Tensor] = []
-        for s in snapshots:
-            rows.append(torch.stack([self.left(s), self.right(s)]))
-            if self.potential is not None:
-                levels.append(self.potential(s))
+        observed = [f for f in (self.left, self.right, self.potential) if f is not None]
+        rows = [torch.stack([f(s) for f in observed]) for s in snapshots]
         if not rows:
-            if isinstance(snapshots, Iterator):
-                raise ValueError(
-                    f"snapshots is a {type(snapshots).__name__} with no steps left: pass a list of "
-                    "the steps to use them more than once"
-                )
-            raise ValueError("snapshots is empty: pass at least one step")
-        left, right = torch.stack(rows, 1)
-        return measure_series(left, right, torch.stack(levels) if levels else None)
+            raise ValueError(
+                "snapshots has no steps: pass at least one, and a list, not an iterator, to "
+                "measure more than one relation"
+            )
+        return measure_series(*torch.stack(rows, 1))
+
+
+def measure_series(left: Tensor, right: Tensor, potential: Tensor | None = None) -> Measurement:
+    """Average recorded series of both sides.
+
+    With a potential Φ the difference of a single run is (Φ_0 − Φ_n)/n. Batch means would
+    overestimate the error of such a telescoping sum, so its error is computed from the variance of
+    Φ (`estimates.telescoping_mean`), and the error of the left side from those of the right side
+    and of the difference. All other errors are computed from batch means, or from the spread among
+    replicas.
+
+    Args:
+        left: Left side, of shape (steps,) or (steps, replicas).
+        right: Right side, of the same shape.
+        potential: Potential Φ before each step, of the same shape, for a relation that has one.
+
+    Returns:
+        Left side, right side and their difference.
+
+    Example:
+        >>> phi = torch.randn(1001, generator=torch.Generator().manual_seed(0)).double()
+        >>> measure_series(1 + phi[:-1] - phi[1:], torch.ones(1000), phi[:-1]).left.stderr < 0.002
+        True
+    """
+    mean = estimates.mean(right)
+    if potential is None or right[0].numel() > 1 or len(right) < 2:
+        return Measurement(estimates.mean(left), mean, estimates.mean(left - right))
+    drift = estimates.telescoping_mean((left - right).sum().item(), potential.reshape(-1))
+    stderr = math.hypot(mean.stderr, drift.stderr)
+    left_mean = Estimate(
+        mean.value + drift.value,
+        stderr,
+        # Welch–Satterthwaite, with infinitely many degrees of freedom for the drift.
+        dof=mean.dof * (stderr / mean.stderr) ** 4 if mean.stderr > 0 else math.inf,
+        count=mean.count,
+        method=f"{mean.method} of the right side, and the {drift.method}",
+    )
+    return Measurement(left_mean, mean, drift)
 
 
 def master(observable: Callable[[Tensor], Tensor]) -> Relation:
@@ -130,8 +148,8 @@ def master(observable: Callable[[Tensor], Tensor]) -> Relation:
 
     Example:
         >>> relation = master(lambda theta: theta.square().sum(-1))
-        >>> relation.update(Snapshot(torch.tensor([2.0]), torch.tensor([1.0]), lr=0.5))
-        >>> relation.reading().left, relation.reading().right
+        >>> step = Snapshot(torch.tensor([2.0]), torch.tensor([1.0]), lr=0.5)
+        >>> relation.left(step).item(), relation.right(step).item()
         (4.0, 2.25)
     """
 
@@ -152,12 +170,10 @@ def mean_gradient(direction: Direction) -> Relation:
     """
 
     def potential(s: Snapshot) -> Tensor:
-        position = observables.along(s.parameters, direction)
-        momentum = observables.along(s.momentum_term, direction)
+        position, momentum = along(s.parameters, direction), along(s.momentum_term, direction)
         return ((1 - s.momentum) * position / s.lr + momentum) / (1 - s.dampening)
 
-    left = partial(observables.gradient_along, direction=direction)
-    return Relation(left, _zero, potential=potential)
+    return Relation(lambda s: along(s.gradient, direction), _zero, potential)
 
 
 def mean_velocity(direction: Direction) -> Relation:
@@ -166,9 +182,10 @@ def mean_velocity(direction: Direction) -> Relation:
     Args:
         direction: The direction a.
     """
-    left = partial(observables.velocity_along, direction=direction)
     return Relation(
-        left, _zero, potential=lambda s: -observables.along(s.parameters, direction) / s.lr
+        lambda s: along(s.velocity_after, direction),
+        _zero,
+        potential=lambda s: -along(s.parameters, direction) / s.lr,
     )
 
 
@@ -183,32 +200,38 @@ def matrix(first: Direction, second: Direction) -> Relation:
         second: The direction j.
     """
 
-    def potential(s: Snapshot) -> Tensor:
-        a, b = (observables.along(s.parameters, d) for d in (first, second))
-        return a * b / s.lr
+    def left(s: Snapshot) -> Tensor:
+        (a, ua), (b, ub) = _positions_and_descents(s, first, second)
+        return a * ub + ua * b
 
-    sides = observables.matrix_left, observables.matrix_right
-    left, right = (partial(side, first=first, second=second) for side in sides)
-    return Relation(left, right, potential=potential)
+    def right(s: Snapshot) -> Tensor:
+        return s.lr * along(s.velocity_after, first) * along(s.velocity_after, second)
+
+    def potential(s: Snapshot) -> Tensor:
+        return along(s.parameters, first) * along(s.parameters, second) / s.lr
+
+    return Relation(left, right, potential)
 
 
 def fdr1() -> Relation:
-    """Return (FDR1′): ⟨θ·∇f⟩ = (1+μ)/(2(1−ν)) η⟨v²⟩; (FDR1) at μ = ν = 0."""
+    """Return (FDR1′): ⟨θ·∇f⟩ = (1+μ)/(2(1−ν)) η⟨v²⟩; (FDR1) at μ = ν = 0.
+
+    It telescopes: Σ(left − right) over the steps s, …, T−1 is Φ_s − Φ_T with the potential
+    Φ = [(1−μ)|θ|²/(2η) + μθ·v]/(1−ν), for any loss, sampling and noise, as long as η, μ and ν are
+    constant. So FDR1 tests whether the norm has stopped drifting.
+    """
 
     def potential(s: Snapshot) -> Tensor:
-        overlap = observables.inner(s.parameters, s.momentum_term)
-        norm = (1 - s.momentum) * observables.norm_square(s) / (2 * s.lr)
-        return (norm + overlap) / (1 - s.dampening)
+        norm = (1 - s.momentum) * inner(s.parameters, s.parameters) / (2 * s.lr)
+        return (norm + inner(s.parameters, s.momentum_term)) / (1 - s.dampening)
 
-    return Relation(observables.fdr1_left, observables.fdr1_right, potential=potential)
+    return Relation(fdr1_left, fdr1_right, potential)
 
 
 def step_form() -> Relation:
     """Return the step form −⟨θ·Δ⟩/η = ⟨Δ²⟩/(2η), valid for any optimizer with θ′ = θ + Δ."""
     return Relation(
-        observables.step_left,
-        observables.step_right,
-        potential=lambda s: observables.norm_square(s) / (2 * s.lr),
+        step_left, step_right, potential=lambda s: inner(s.parameters, s.parameters) / (2 * s.lr)
     )
 
 
@@ -218,9 +241,11 @@ def velocity_update(direction: Direction) -> Relation:
     Args:
         direction: The direction a.
     """
-    left = partial(observables.velocity_along, direction=direction)
-    right = partial(observables.velocity_update_right, direction=direction)
-    return Relation(left, right, self_check=True)
+    return Relation(
+        lambda s: along(s.velocity_after, direction),
+        lambda s: _recorded_velocity_term(s, direction) - along(s.gradient_term, direction),
+        self_check=True,
+    )
 
 
 def velocity_square(first: Direction, second: Direction) -> Relation:
@@ -232,8 +257,15 @@ def velocity_square(first: Direction, second: Direction) -> Relation:
         first: The direction i.
         second: The direction j.
     """
-    sides = observables.velocity_square_left, observables.velocity_square_right
-    left, right = (partial(side, first=first, second=second) for side in sides)
+
+    def left(s: Snapshot) -> Tensor:
+        return along(s.velocity_after, first) * along(s.velocity_after, second)
+
+    def right(s: Snapshot) -> Tensor:
+        va, vb = (_recorded_velocity_term(s, d) for d in (first, second))
+        ga, gb = (along(s.gradient_term, d) for d in (first, second))
+        return va * vb + ga * gb - va * gb - ga * vb
+
     return Relation(left, right, self_check=True)
 
 
@@ -246,8 +278,15 @@ def velocity_position(first: Direction, second: Direction) -> Relation:
         first: The direction i.
         second: The direction j.
     """
-    sides = observables.velocity_position_left, observables.velocity_position_right
-    left, right = (partial(side, first=first, second=second) for side in sides)
+
+    def left(s: Snapshot) -> Tensor:
+        v = along(s.velocity_after, first)
+        return v * along(s.parameters_after, second) - s.lr * v * along(s.velocity_after, second)
+
+    def right(s: Snapshot) -> Tensor:
+        v = _recorded_velocity_term(s, first) - along(s.gradient_term, first)
+        return v * along(s.parameters, second)
+
     return Relation(left, right, self_check=True)
 
 
@@ -262,15 +301,21 @@ def cubic(first: Direction, second: Direction, third: Direction) -> Relation:
         second: The direction j.
         third: The direction k.
     """
-    directions = {"first": first, "second": second, "third": third}
+    directions = first, second, third
+
+    def left(s: Snapshot) -> Tensor:
+        (a, ua), (b, ub), (c, uc) = _positions_and_descents(s, *directions)
+        return a * b * uc + a * ub * c + ua * b * c
+
+    def right(s: Snapshot) -> Tensor:
+        (a, ua), (b, ub), (c, uc) = _positions_and_descents(s, *directions)
+        return s.lr * (a * ub * uc + b * uc * ua + c * ua * ub) - s.lr**2 * ua * ub * uc
 
     def potential(s: Snapshot) -> Tensor:
-        a, b, c = (observables.along(s.parameters, d) for d in directions.values())
+        a, b, c = (along(s.parameters, d) for d in directions)
         return a * b * c / s.lr
 
-    left = partial(observables.cubic_left, **directions)
-    right = partial(observables.cubic_right, **directions)
-    return Relation(left, right, potential=potential)
+    return Relation(left, right, potential)
 
 
 def fdr2(
@@ -287,16 +332,49 @@ def fdr2(
 
     Example:
         >>> relation = fdr2(lambda theta: 3 * theta, lambda theta, u: 3 * u)
-        >>> relation.update(Snapshot(torch.tensor([1.0]), torch.tensor([2.0]), lr=0.1))
-        >>> relation.reading()
-        Reading(step=1, count=1, left=9, right=0.6, lr=0.1, residual=14)
+        >>> step = Snapshot(torch.tensor([1.0]), torch.tensor([2.0]), lr=0.1)
+        >>> relation.left(step).item(), round(relation.right(step).item(), 6)
+        (9.0, 0.6)
     """
+    return Relation(
+        lambda s: fdr2_left(s, full_gradient(s.parameters)),
+        lambda s: fdr2_right(s, hessian_product(s.parameters, s.velocity_after)),
+    )
+
+
+def sgld(step_size: float, centre: Tensor | None = None) -> Relation:
+    """Return ⟨(θ−c)·g⟩ = d + (ε/4)⟨g²⟩ of stochastic gradient Langevin dynamics.
+
+    The step is θ′ = θ − (ε/2)g + √ε ξ, where g is a gradient of the potential U, on a mini-batch or
+    not, and ξ is standard normal in d dimensions. The relation is FDR1 of SGD with learning rate
+    ε/2 and gradient g − (2/√ε)ξ, averaged over ξ: exact for any U, any ε and any noise of g.
+
+    Where U is quadratic with its minimum at c, half the left side is the mean of U above its
+    minimum: d/2, as exp(−U) has it, plus (ε/8)⟨g²⟩. Every estimate from the mean potential has this
+    bias of the step size, among them the local learning coefficient.
+
+    Args:
+        step_size: ε, the variance of the noise that a step adds to each component. Snapshots hold
+            θ before the step and g without ξ.
+        centre: The point c, of shape (d,); the origin if not given. A point near the minimum gives
+            the smallest error.
+
+    Raises:
+        ValueError: If `step_size` is not positive.
+
+    Example:
+        >>> step = Snapshot(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.5]), lr=0.05)
+        >>> sgld(step_size=0.1).right(step).item()
+        2.0625
+    """
+    if not step_size > 0:
+        raise ValueError(f"step_size must be positive, such as 1e-4, got {step_size}")
 
     def left(s: Snapshot) -> Tensor:
-        return observables.fdr2_left(s, full_gradient(s.parameters))
+        return inner(s.parameters if centre is None else s.parameters - centre, s.gradient)
 
     def right(s: Snapshot) -> Tensor:
-        return observables.fdr2_right(s, hessian_product(s.parameters, s.velocity_after))
+        return s.parameters.shape[-1] + step_size / 4 * inner(s.gradient, s.gradient)
 
     return Relation(left, right)
 
@@ -305,42 +383,21 @@ def _zero(s: Snapshot) -> Tensor:
     return torch.zeros_like(s.parameters[..., 0], dtype=torch.float64)
 
 
-def telescoped_residual(
-    norm_square: tuple[Scalar, Scalar],
-    overlap: tuple[Scalar, Scalar],
-    steps: int,
-    *,
-    lr: float,
-    momentum: float = 0.0,
-    dampening: float = 0.0,
-) -> Scalar:
-    """Return the mean of O_L − O_R over a window, computed from the two ends of the window.
+def _positions_and_descents(s: Snapshot, *directions: Direction) -> list[tuple[Tensor, Tensor]]:
+    """Return θ_i and −v′_i for each direction i; −v′ is g for SGD without momentum."""
+    v = s.velocity_after
+    return [(along(s.parameters, d), -along(v, d)) for d in directions]
 
-    Σ (O_L − O_R) = [ −(1−μ)(N_T − N_s)/(2η) + μ(θ_s·v_s − θ_T·v_T) ] / (1−ν)
 
-    holds for any loss, sampling and noise as long as η, μ and ν are constant. FDR1 therefore tests
-    whether the norm N = |θ|² has stopped drifting.
-
-    Args:
-        norm_square: (N_s, N_T) at the start and at the end of the window.
-        overlap: (θ_s·v_s, θ_T·v_T) at the start and at the end of the window.
-        steps: Number of steps in the window, T − s.
-        lr: Learning rate η.
-        momentum: Momentum μ.
-        dampening: Dampening ν.
+def _recorded_velocity_term(s: Snapshot, direction: Direction) -> Tensor:
+    """Return μv_i from the velocity before the step; from v′ self-checks would hold trivially.
 
     Raises:
-        ValueError: If `steps` is less than 1.
-
-    Example:
-        One step from θ = 1 with g = 1 at η = ½: O_L = 1, O_R = ¼, and N goes from 1 to ¼.
-
-        >>> telescoped_residual((1.0, 0.25), (0.0, 0.0), 1, lr=0.5)
-        0.75
+        ValueError: If the snapshot has no `velocity_before`.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    norm_drift = norm_square[1] - norm_square[0]
-    overlap_drift = overlap[1] - overlap[0]
-    total = -(1 - momentum) * norm_drift / (2 * lr) - momentum * overlap_drift
-    return total / ((1 - dampening) * steps)
+    if s.velocity_before is None:
+        raise ValueError(
+            "velocity_before is None, but a self-check compares the velocities before and after "
+            "the step: set velocity_before in the snapshot"
+        )
+    return s.momentum * along(s.velocity_before, direction)

@@ -30,59 +30,15 @@ def dropping():
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(6, 3))
 
 
-def attending():
-    return nn.Sequential(nn.Flatten(), nn.MultiheadAttention(6, 2, dropout=0.1))
-
-
-def normalising_instances():
-    return nn.Sequential(
-        nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(6, 3)
-    )
-
-
 def other_activation():
     model = perceptron()
     model[2] = nn.Tanh()
     return model
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.ModuleList([nn.LSTM(3, 3, batch_first=True)])
-
-    def forward(self, x):
-        return self.inner[0](x)[0][:, -1]
-
-
-class FunctionalDropout(nn.Linear):
-    def __init__(self):
-        super().__init__(6, 3)
-
-    def forward(self, x):
-        return super().forward(F.dropout(x.flatten(1), 0.01))
-
-
-def loss_with_item(outputs, targets):
-    value = F.cross_entropy(outputs, targets)
-    return value if value.item() > 0 else 2 * value
-
-
 INPUTS, TARGETS = data(2, 3)
 INVALID = {
     "empty": ({"models": []}, ValueError, "models is empty"),
-    "one model": ({"models": perceptron()}, TypeError, "got one Sequential: pass a list"),
-    "one tensor as data": (
-        {"data": torch.zeros(125, 6)},
-        TypeError,
-        r"data must be a pair \(inputs, targets\), got Tensor",
-    ),
-    "arrays": (
-        {"data": (np.zeros((9, 2, 3), np.float32), TARGETS)},
-        TypeError,
-        r"inputs must be a tensor, got ndarray: pass torch.as_tensor\(inputs\)",
-    ),
-    "loss": ({"loss": "mse"}, TypeError, r"loss must be a function of \(outputs, targets\)"),
     "one seed": ({"seeds": 3}, ValueError, "seeds must be one number ≥ 0 for each of the 3 models"),
     "structure": (
         {"models": [perceptron(), perceptron(), nn.Sequential(nn.Flatten(), nn.Linear(6, 3))]},
@@ -108,15 +64,10 @@ INVALID = {
     "batch norm": (
         {"models": [batch_normalised()] * 3},
         ValueError,
-        "'2' .BatchNorm1d. uses or updates statistics",
+        "mean over independent examples",
     ),
-    "instance norm": (
-        {"models": [normalising_instances()] * 3},
-        ValueError,
-        "'0' .InstanceNorm1d. uses or updates",
-    ),
-    "dropout": ({"models": [dropping()] * 3}, ValueError, "'1' .Dropout. is random"),
-    "attention": ({"models": [attending()] * 3}, ValueError, "MultiheadAttention. is random"),
+    "sum": ({"loss": nn.CrossEntropyLoss(reduction="sum")}, ValueError, "use reduction='mean'"),
+    "dropout": ({"models": [dropping()] * 3}, ValueError, "the model must be deterministic"),
     "lr": ({"lr": 0.0}, ValueError, "lr must be positive and finite, got 0.0"),
     "nan lr": ({"lr": [0.1, float("nan"), 0.1]}, ValueError, "lr must be positive"),
     "lrs": ({"lr": [0.1, 0.2]}, ValueError, "lr must be one number, or one for each of the 3"),
@@ -145,41 +96,6 @@ INVALID = {
     "adam": ({"algorithm": "adam", "momentum": 0.9}, ValueError, "takes no momentum"),
     "decay": ({"weight_decay": -0.1}, ValueError, r"weight_decay must be .* finite, got -0\.1"),
     "infinite decay": ({"weight_decay": float("inf")}, ValueError, "weight_decay must .* got inf"),
-    "sum": (
-        {"loss": nn.CrossEntropyLoss(reduction="sum")},
-        ValueError,
-        "must be a mean over independent examples; use reduction='mean' without class weights",
-    ),
-    "no reduction": (
-        {"loss": nn.CrossEntropyLoss(reduction="none")},
-        ValueError,
-        r"loss must return a scalar tensor, .* got shape \(32,\)",
-    ),
-    "class weights": (
-        {"loss": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 2.0]))},
-        ValueError,
-        "without class weights",
-    ),
-    "recurrent": (
-        {"models": [Recurrent() for _ in range(3)]},
-        ValueError,
-        r"layer 'inner\.0' \(LSTM\) cannot be computed for several replicas at once: torch\.func",
-    ),
-    "functional dropout": (
-        {"models": [FunctionalDropout() for _ in range(3)]},
-        ValueError,
-        "the model must be deterministic; call model.eval",
-    ),
-    "loss with item": (
-        {"loss": loss_with_item},
-        ValueError,
-        r"loss cannot be computed for several replicas at once: .*use tensor operations without",
-    ),
-    "precision": (
-        {"precision": "bf16"},
-        ValueError,
-        'precision must be "fp32", "tf32" or "fp16", or None .* got .bf16',
-    ),
     "device": ({"device": "meta"}, ValueError, 'device must be "cpu" or "cuda", got .meta'),
 }
 
@@ -208,8 +124,6 @@ def test_checks_change_neither_the_random_state_nor_the_model():
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(state[name], p) for name, p in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert not model[0]._forward_hooks
-    assert not model[0]._forward_pre_hooks
 
 
 def test_invalid_arguments_of_methods_raise():

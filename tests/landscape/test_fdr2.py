@@ -1,6 +1,5 @@
 """The four estimates of FDR2: closed forms, coverage of error bars, and networks."""
 
-import copy
 import math
 
 import pytest
@@ -11,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from equilibrate import estimates, observables
-from equilibrate.landscape import FDR2Accumulator, estimate_fdr2
+from equilibrate.landscape import Landscape, estimate_fdr2
 from equilibrate.solvable import LinearRegression, Quadratic, epoch_end_factor, simulate_reshuffled
 
 # -- closed forms ------------------------------------------------------------------------------
@@ -35,17 +34,6 @@ def test_unbiased_estimates_agree_in_closed_form(name):
     assert model.full_gradient_square == pytest.approx(
         model.lr / 2 * model.hessian_noise, rel=1e-10
     )
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_successive_gradients_agree_with_the_closed_form(name):
-    model = MODELS[name]
-    s = exact(model)
-    after = s.parameters_after
-    following = model.step(after, s.velocity_after, model.full_gradient(after))
-    found = observables.successive(s.gradient, following).mean().item()
-    scale = model.noise_matrix.trace().item()
-    assert found == pytest.approx(-model.lagged_gradient_product, abs=1e-10 * scale)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -136,9 +124,8 @@ def test_every_step_of_a_reshuffled_epoch_is_biased():
 # -- linear networks ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("full_gradient_size", [None, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("momentum", "dampening"), [(0.0, 0.0), (0.6, 0.3)])
-def test_linear_network_agrees_with_enumeration(momentum, dampening, full_gradient_size):
+def test_linear_network_agrees_with_enumeration(momentum, dampening):
     """Three estimates within z = 4: false alarms for 2 of 10^4 seeds."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8, 2, generator=generator).double()
@@ -147,23 +134,17 @@ def test_linear_network_agrees_with_enumeration(momentum, dampening, full_gradie
     settings = {"lr": 0.2, "momentum": momentum, "dampening": dampening, "batch_size": 2}
     left, right, _ = exact_averages(inputs, targets, **settings)
     assert left == pytest.approx(right, rel=1e-10)
-    before = copy.deepcopy(model.state_dict())
+    before = model.weight.clone()
     found = estimate_fdr2(
-        model,
-        half_square,
-        (inputs, targets),
+        Landscape(model, half_square, (inputs, targets)),
         **settings,
         steps=3000,
         num_full_gradients=1500,
-        full_gradient_size=full_gradient_size,
         num_hessian_products=1500,
         burn_in=200,
         reshuffled_epochs=100,
     )
-    for estimate in (found.full_batch, found.successive, found.curvature):
-        if estimate is None:
-            assert momentum > 0
-            continue
+    for estimate in filter(None, (found.full_batch, found.successive, found.curvature)):
         assert abs(estimate.value - left) < 4 * estimate.stderr
         assert estimate.stderr < 0.2 * left
     assert (found.successive is None) == (momentum > 0)
@@ -171,37 +152,19 @@ def test_linear_network_agrees_with_enumeration(momentum, dampening, full_gradie
     assert found.epoch_ends.count == 50
     assert found.epoch_ends.value < 0.75 * left
     assert abs(found.fdr1.difference.value) < 4 * found.fdr1.difference.stderr
-    assert torch.equal(before["weight"], model.weight)
-    assert "(d) Hessian products" in found.table()
+    assert torch.equal(before, model.weight)
+    assert "(d) Hessian products" in str(found)
 
 
 def test_number_of_samples():
-    data = torch.randn(10, 2), torch.randn(10, 1)
-    model = nn.Linear(2, 1)
+    landscape = Landscape(nn.Linear(2, 1), half_square, (torch.randn(10, 2), torch.randn(10, 1)))
+    settings = {"lr": 0.1, "batch_size": 2, "num_full_gradients": 7, "num_hessian_products": 9}
     state = torch.get_rng_state()
-    found = estimate_fdr2(
-        model, half_square, data, lr=0.1, batch_size=2, steps=50,
-        num_full_gradients=7, num_hessian_products=9, reshuffled_epochs=5,
-    )  # fmt: skip
+    found = estimate_fdr2(landscape, **settings, steps=50, reshuffled_epochs=5)
     parts = found.full_batch, found.successive, found.curvature, found.epoch_ends
     assert [e.count for e in parts if e] == [7, 49, 9, 3]  # the last three ends of five
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_estimates_without_samples_are_none():
-    samples, s = FDR2Accumulator(0.1), exact(MODELS["plain"])
-    one = observables.Snapshot(s.parameters[0], s.gradient[0], lr=0.1)
-    for _ in range(3):
-        samples.update(one)
-    found = samples.result()
-    assert (found.full_batch, found.curvature, found.epoch_ends) == (None, None, None)
-    assert found.successive is not None
-    assert found.table().count("\n") == 1
-
-
-def test_result_requires_at_least_one_step():
-    with pytest.raises(ValueError, match="there are no steps: call update"):
-        FDR2Accumulator(0.1).result()
+    assert estimate_fdr2(landscape, **settings, steps=50).epoch_ends is None
 
 
 def test_residual_without_noise_is_undefined():
@@ -209,24 +172,21 @@ def test_residual_without_noise_is_undefined():
     model = nn.Linear(2, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    found = estimate_fdr2(
-        model, half_square, (torch.randn(10, 2), torch.zeros(10, 1)), lr=0.1, batch_size=2,
-        steps=50, num_full_gradients=10, num_hessian_products=10,
-    )  # fmt: skip
-    assert "FDR1 residual +nan" in found.table()
+    landscape = Landscape(model, half_square, (torch.randn(10, 2), torch.zeros(10, 1)))
+    found = estimate_fdr2(landscape, lr=0.1, batch_size=2, steps=400)
+    assert "FDR1 residual +nan" in str(found)
 
 
 def test_invalid_arguments_are_rejected():
-    data, model = (torch.randn(10, 2), torch.randn(10, 1)), nn.Linear(2, 1)
+    data = torch.randn(10, 2), torch.randn(10, 1)
+    landscape = Landscape(nn.Linear(2, 1), half_square, data)
     with pytest.raises(ValueError, match=r"lr must be positive, got 0\.0"):
-        estimate_fdr2(model, half_square, data, lr=0.0, batch_size=2)
+        estimate_fdr2(landscape, lr=0.0, batch_size=2)
     with pytest.raises(ValueError, match="num_full_gradients must be between 2 and steps"):
-        estimate_fdr2(model, half_square, data, lr=0.1, batch_size=2, steps=30)
-    with pytest.raises(TypeError, match="reshuffled epochs require data as tensors"):
-        estimate_fdr2(
-            model, half_square, [data], lr=0.1, batch_size=None, steps=2,
-            num_full_gradients=2, num_hessian_products=2, reshuffled_epochs=1,
-        )  # fmt: skip
+        estimate_fdr2(landscape, lr=0.1, batch_size=2, steps=30)
+    batches = Landscape(nn.Linear(2, 1), half_square, [data])
+    with pytest.raises(TypeError, match="epochs require data as tensors"):
+        estimate_fdr2(batches, lr=0.1, batch_size=None, reshuffled_epochs=1)
 
 
 # -- third order -------------------------------------------------------------------------------
@@ -280,29 +240,18 @@ def test_unbiased_estimates_agree_on_mnist(real_data, capsys):
             optimizer.zero_grad()
             cross_entropy(model(images[chosen]), labels[chosen]).backward()
             optimizer.step()
-    found = estimate_fdr2(
-        model,
-        cross_entropy,
-        (images, labels),
-        lr=0.05,
-        batch_size=100,
-        weight_decay=0.01,
-        steps=2500,
-        num_full_gradients=100,
-        full_gradient_size=2000,
-        num_hessian_products=500,
-        reshuffled_epochs=8,
-        chunk_size=2000,
-        seed=1,
+    landscape = Landscape(
+        model, cross_entropy, (images, labels), weight_decay=0.01, chunk_size=2000, seed=1
     )
+    found = estimate_fdr2(
+        landscape, lr=0.05, batch_size=100, steps=2500, num_hessian_products=500,
+        reshuffled_epochs=8,
+    )  # fmt: skip
     with capsys.disabled():
-        print(f"\n{found.table()}")
-    b, c, d, a = found.full_batch, found.successive, found.curvature, found.epoch_ends
-    assert a is not None
-    assert b is not None
+        print(f"\n{found}")
+    b, c, d = found.full_batch, found.successive, found.curvature
     assert c is not None
-    assert d is not None
-    assert b.agrees(c)
-    assert b.agrees(d)
-    assert c.agrees(d)
+    assert b.minus(c).covers(0)
+    assert b.minus(d).covers(0)
+    assert c.minus(d).covers(0)
     assert max(b.margin, c.margin, d.margin) < 0.3 * d.value

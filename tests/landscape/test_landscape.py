@@ -1,4 +1,4 @@
-"""`Landscape` against dense derivatives, enumeration of all mini-batches, and curvlinops."""
+"""`Landscape` against dense derivatives and enumeration of all mini-batches."""
 
 import itertools
 import math
@@ -116,16 +116,6 @@ def exact_noise(model, data) -> tuple[float, float, float]:
     )
 
 
-def test_noise_agrees_with_enumeration_of_all_mini_batches():
-    """Two estimates within z = 4: false alarms for 1 of 10^4 seeds."""
-    model, data = small(), examples()
-    total, connected, _ = exact_noise(model, data)
-    noise = Landscape(model, cross_entropy, data, weight_decay=DECAY).noise(BATCH, draws=2000)
-    assert abs(noise.total.value - total) < 4 * noise.total.stderr
-    assert abs(noise.connected.value - connected) < 4 * noise.connected.stderr
-    assert noise.connected.stderr < 0.05 * connected
-
-
 def test_noise_over_every_batch_is_exact():
     """With all mini-batches as data, each is drawn exactly once."""
     model, data = small(), examples()
@@ -151,34 +141,20 @@ def test_connected_noise_depends_on_the_batch_size_as_in_the_paper():
         assert connected == pytest.approx(spread * connected_scaling(size, 6), rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize("full_hessian", [True, False])
-def test_hessian_noise_agrees_with_the_dense_hessian(full_hessian):
-    """Tr(HC̃) within z = 4: false alarms for 1 of 10^4 seeds."""
+def test_noise_agrees_with_enumeration_of_all_mini_batches():
+    """Four estimates within z = 4: false alarms for 2 of 10^4 seeds."""
     model, data = small(), examples()
-    _, _, exact = exact_noise(model, data)
+    total, connected, curvature = exact_noise(model, data)
     land = Landscape(model, cross_entropy, data, weight_decay=DECAY)
-    draws = 300 if full_hessian else 1500
-    found = land.noise_curvature(BATCH, draws, full_hessian=full_hessian).hessian_noise
-    assert abs(found.value - exact) < 4 * found.stderr
-    assert found.stderr < 0.1 * exact
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # curvlinops uses torch.jit
-def test_hessian_products_equal_curvlinops():
-    from curvlinops import HessianLinearOperator
-
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)).double()
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(20, 1, 4, 4, generator=generator, dtype=torch.float64)
-    targets = torch.randint(4, (20,), generator=generator)
-    land = Landscape(model, cross_entropy, (inputs, targets), chunk_size=7)
-    expected = HessianLinearOperator(
-        model, nn.CrossEntropyLoss(), list(model.parameters()), [(inputs, targets)]
-    )
-    for batch in ((inputs[:6], targets[:6]), (inputs[6:16], targets[6:16])):
-        g = land.batch_gradient(batch)
-        product = g @ land.hessian_product(g)
-        torch.testing.assert_close(product, g @ (expected @ g), rtol=1e-6, atol=0)
+    noise = land.noise(BATCH, draws=2000)
+    for found, exact in (
+        (noise.total, total),
+        (noise.connected, connected),
+        (land.noise_curvature(BATCH, 300).hessian_noise, curvature),
+        (land.noise_curvature(BATCH, 1500, full_hessian=False).hessian_noise, curvature),
+    ):
+        assert abs(found.value - exact) < 4 * found.stderr
+        assert found.stderr < 0.1 * exact
 
 
 def test_only_trainable_parameters_are_used_and_the_model_is_not_changed():
@@ -199,15 +175,6 @@ def test_draws_depend_on_the_seed_and_not_on_the_global_random_state():
     found = [Landscape(model, cross_entropy, data, seed=s).noise(BATCH, 5).total for s in (3, 3, 4)]
     assert found[0] == found[1] != found[2]
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_progress_counts_every_example():
-    counts: list[int] = []
-    land = Landscape(small(), cross_entropy, examples(), chunk_size=4, progress=counts.append)
-    land.gradient()
-    assert counts == [4, 3]
-    land.noise_curvature(BATCH, draws=2)
-    assert sum(counts) == 3 * EXAMPLES
 
 
 def test_loss_linear_in_the_parameters_has_no_curvature():
@@ -236,70 +203,6 @@ def test_memory_of_hessian_products_is_a_few_copies_of_the_parameters():
 # -- checks ------------------------------------------------------------------------------------
 
 
-class Noisy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 3).double()
-
-    def forward(self, x):
-        return self.inner(x) + torch.randn(3).double()
-
-
-class Mixing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)  # some weights would pass the check accidentally
-        self.inner = nn.Linear(4, 3).double()
-
-    def forward(self, x):
-        return self.inner(x - 9 * x.mean(0))
-
-
-def with_layer(layer: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 3)).double()
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (with_layer(nn.BatchNorm1d(5)), r"'1' \(BatchNorm1d\).*call model\.eval\(\)"),
-        (
-            with_layer(nn.BatchNorm1d(5, track_running_stats=False)).eval(),
-            "has no running statistics to fix, so use nn.GroupNorm",
-        ),
-        (with_layer(nn.Dropout(0.1)), r"'1' \(Dropout\) is random.*call model\.eval\(\)"),
-        (with_layer(nn.RReLU()), r"'1' \(RReLU\) is random"),
-        (Noisy(), "the model must be deterministic"),
-        (Mixing(), "the loss must be a mean over independent examples"),
-        (small().requires_grad_(False), "no trainable parameter"),
-    ],
-)
-def test_models_that_are_not_deterministic_functions_are_rejected(model, message):
-    before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=message):
-        Landscape(model, cross_entropy, examples())
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.Dropout(0.5)])
-def test_the_same_models_are_accepted_in_evaluation_mode(layer):
-    land = Landscape(with_layer(layer).eval(), cross_entropy, examples())
-    assert land.gradient().isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (nn.CrossEntropyLoss(reduction="sum"), "reduction='mean'"),
-        (nn.CrossEntropyLoss(reduction="none"), "must return a scalar"),
-        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 30.0]).double()), "class weights"),
-    ],
-)
-def test_losses_that_are_not_means_over_examples_are_rejected(loss, message):
-    with pytest.raises(ValueError, match=message):
-        Landscape(small(), loss, examples())
-
-
 def test_invalid_arguments_are_rejected():
     model, data = small(), examples()
     with pytest.raises(TypeError, match="got tuple: the order of the arguments is"):
@@ -310,10 +213,12 @@ def test_invalid_arguments_are_rejected():
         Landscape(model, cross_entropy, data, weight_decay=-1.0)
     with pytest.raises(ValueError, match="7 inputs and 6 targets"):
         Landscape(model, cross_entropy, (data[0], data[1][:6]))
-    with pytest.raises(TypeError, match="list_iterator, which can be iterated only once"):
-        Landscape(model, cross_entropy, iter([data]))
     with pytest.raises(ValueError, match=r"yields no batch: pass a list .* iterated repeatedly"):
         Landscape(model, cross_entropy, [])
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        Landscape(small().requires_grad_(False), cross_entropy, data)
+    with pytest.raises(ValueError, match="must be a mean over independent examples"):
+        Landscape(model, nn.CrossEntropyLoss(reduction="sum"), data)
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got function"):
         Landscape(small, cross_entropy, data)  # pyright: ignore[reportArgumentType]
     land = Landscape(model, cross_entropy, data)
@@ -328,25 +233,22 @@ def test_invalid_arguments_are_rejected():
 
 
 X, Y = examples()
-BATCH_IS_A_PAIR = (
-    r"a batch must be a pair \(inputs, targets\) of tensors with the examples .*, got "
-)
+DATA = r"data must be a tuple \(inputs, targets\) of tensors, .* iterated repeatedly, got "
+PAIR = r"a batch must be a pair \(inputs, targets\) of tensors with the examples .*, got "
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (X, r"data must be a tuple \(inputs, targets\) of tensors, .* got Tensor"),
-        (None, r"data must be a tuple \(inputs, targets\) of tensors, .* got NoneType"),
-        ((X,), BATCH_IS_A_PAIR + r"tuple \(Tensor of shape \(7, 4\)\)"),
-        ((X, Y, Y), BATCH_IS_A_PAIR + "tuple"),
-        ((X, Y.tolist()), BATCH_IS_A_PAIR + r"tuple \(Tensor of shape \(7, 4\), list \(int, .*…"),
-        ([X, Y], BATCH_IS_A_PAIR + r"Tensor of shape \(7, 4\)"),
-        ((X.numpy(), Y.numpy()), BATCH_IS_A_PAIR + "ndarray"),
-        ({"x": X, "y": Y}, BATCH_IS_A_PAIR + "str"),
-        (DataLoader(X), BATCH_IS_A_PAIR + r"Tensor of shape \(1, 4\)"),  # pyright: ignore
-        (TensorDataset(X, Y), r"TensorDataset, which consists of single examples: pass DataLoader"),
-        ((b for b in ()), "generator, which can be iterated only once"),
+        (X, DATA + "Tensor"),
+        (None, DATA + "NoneType"),
+        (TensorDataset(X, Y), DATA + "TensorDataset"),
+        (iter([(X, Y)]), DATA + "list_iterator"),
+        ((X,), PAIR + "tuple"),
+        ((X, Y.tolist()), PAIR + "tuple"),
+        ([X, Y], PAIR + "Tensor"),
+        ({"x": X, "y": Y}, PAIR + "str"),
+        (DataLoader(X), PAIR + "Tensor"),  # pyright: ignore
     ],
 )
 def test_data_of_another_type_are_rejected(data, message):
@@ -367,16 +269,7 @@ def test_data_that_can_be_iterated_only_once_are_rejected():
         land.value()
 
 
-@pytest.mark.parametrize("vector", [torch.ones(42), torch.ones(44), torch.ones(43, 1), [1.0] * 43])
+@pytest.mark.parametrize("vector", [torch.ones(42), torch.ones(43, 1), [1.0] * 43])
 def test_vectors_of_another_shape_are_rejected(vector):
-    land = Landscape(small(), cross_entropy, (X, Y))
-    message = r"vector must be a tensor of shape \(43,\), with one number for .*, got (Tensor|list)"
-    with pytest.raises(ValueError, match=message):
-        land.hessian_product(vector)
-    with pytest.raises(ValueError, match=message):
-        land.batch_hessian_product((X, Y), vector)
-
-
-def test_something_else_than_a_batch_is_rejected():
-    with pytest.raises(TypeError, match=BATCH_IS_A_PAIR):
-        Landscape(small(), cross_entropy, (X, Y)).batch_gradient(X)  # pyright: ignore
+    with pytest.raises(ValueError, match=r"vector must be a tensor of shape \(43,\), with one"):
+        Landscape(small(), cross_entropy, (X, Y)).hessian_product(vector)

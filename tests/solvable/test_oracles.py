@@ -5,8 +5,16 @@ import torch
 from torch import nn
 
 import equilibrate as eq
-from equilibrate.paper.data import datasets as data
-from equilibrate.paper.protocol import models
+
+generator = torch.Generator().manual_seed(0)
+INPUTS = torch.randn(1000, 8, generator=generator, dtype=torch.float64)
+NOISE = torch.randn(1000, generator=generator, dtype=torch.float64)
+LABELS = (INPUTS.sum(1) + 2 * NOISE > 0).long()
+
+
+def small_model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).double()
 
 
 class PaperRule:
@@ -54,22 +62,20 @@ class PaperRule:
     ("momentum", "dampening"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.5)], ids=["plain", "μ", "μ and ν"]
 )
 def test_learning_rates_equal_the_rule_of_the_paper_at_every_epoch(momentum, dampening):
-    digits = data.load("digits")
-    images, labels = digits.train_images.double(), digits.train_labels
     settings = {"lr": 0.1, "momentum": momentum, "dampening": dampening}
     rates = []
     for literal in (True, False):
-        model = models.build("digits-mlp", seed=1).double()
+        model = small_model(1)
         generator = torch.Generator().manual_seed(2)
-        rule = PaperRule(**settings, decay=0.1, threshold=0.05, factor=0.8)
+        rule = PaperRule(**settings, decay=0.1, threshold=0.2, factor=0.8)
         velocity = None
         optimizer = torch.optim.SGD(model.parameters(), weight_decay=0.1, **settings)
-        scheduler = eq.FDRScheduler(optimizer, threshold=0.05, factor=0.8, every=1, min_steps=1)
+        scheduler = eq.FDRScheduler(optimizer, threshold=0.2, factor=0.8, every=1, min_steps=1)
         seen = []
         for _ in range(25):
-            for batch in torch.randperm(len(images), generator=generator).split(32):
+            for batch in torch.randperm(len(INPUTS), generator=generator).split(32):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+                nn.functional.cross_entropy(model(INPUTS[batch]), LABELS[batch]).backward()
                 if literal:
                     velocity = rule.step(model, velocity)
                 else:
@@ -85,42 +91,19 @@ def test_learning_rates_equal_the_rule_of_the_paper_at_every_epoch(momentum, dam
     assert len(set(ours)) >= 3  # lowered more than once
 
 
-@pytest.mark.slow
-def test_mlp_on_mnist_equilibrates_within_20_epochs(real_data):
-    """At lr 0.1 and weight decay 0.01, |L/R − 1| falls below 0.01 and then stays below 0.02."""
-    mnist = data.load("mnist", real_data)
-    model = models.build("mlp", seed=0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01, fused=True)
-    monitor = eq.Monitor(optimizer, every=1)
-    generator = torch.Generator().manual_seed(0)
-    residuals = []
-    for _ in range(20):
-        for batch in torch.randperm(60_000, generator=generator).split(100):
-            optimizer.zero_grad()
-            output = model(mnist.train_images[batch])
-            nn.functional.cross_entropy(output, mnist.train_labels[batch]).backward()
-            optimizer.step()
-        residuals.append(abs(monitor.reading().residual))
-    assert residuals[0] > 1  # far from stationarity at first
-    assert min(residuals) < 0.01
-    assert max(residuals[15:]) < 0.02
-
-
 @pytest.mark.parametrize(("momentum", "dampening"), [(0.0, 0.0), (0.9, 0.0), (0.8, 0.4)])
 def test_telescoped_and_direct_residual_agree_for_a_network(momentum, dampening):
     """The sum over all steps equals the difference between the ends of the window."""
-    digits = data.load("digits")
-    images, labels = digits.train_images.double(), digits.train_labels
-    model = models.build("digits-mlp", seed=3).double()
+    model = small_model(3)
     settings = {"lr": 0.05, "momentum": momentum, "dampening": dampening}
     optimizer = torch.optim.SGD(model.parameters(), weight_decay=0.01, **settings)
     monitor = eq.Monitor(optimizer, every=1)
     generator = torch.Generator().manual_seed(4)
     norms, overlaps = [], []
     for _ in range(3):
-        for batch in torch.randperm(len(images), generator=generator).split(100):
+        for batch in torch.randperm(len(INPUTS), generator=generator).split(100):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            nn.functional.cross_entropy(model(INPUTS[batch]), LABELS[batch]).backward()
             optimizer.step()
             buffers = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
             pairs = [(p.detach(), b) for p, b in zip(model.parameters(), buffers, strict=True)]
@@ -129,9 +112,9 @@ def test_telescoped_and_direct_residual_agree_for_a_network(momentum, dampening)
     t = len(norms)
     start = t // 2 - 1  # after step t₀ = ⌊t/2⌋
     reading = monitor.reading()
-    telescoped = eq.relations.telescoped_residual(
-        (norms[start], norms[-1]), (overlaps[start], overlaps[-1]), reading.count, **settings
-    )
+    norm_drift = (1 - momentum) * (norms[-1] - norms[start]) / (2 * settings["lr"])
+    total = -norm_drift - momentum * (overlaps[-1] - overlaps[start])
+    telescoped = total / ((1 - dampening) * reading.count)
     assert reading.left - reading.right == pytest.approx(telescoped, rel=1e-10, abs=0)
 
 

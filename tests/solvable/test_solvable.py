@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import scipy.linalg
 import torch
@@ -70,18 +69,6 @@ def test_relations_without_momentum_have_the_form_of_the_paper(model):
     assert model.full_gradient_square == pytest.approx(
         eta / 2 * model.hessian_noise, rel=1e-10, abs=0
     )
-    assert model.lagged_gradient_product == pytest.approx(
-        -model.full_gradient_square, rel=1e-10, abs=0
-    )
-
-
-@given(models)
-def test_lagged_gradient_product_equals_propagation_of_the_covariance(model):
-    full = np.concatenate([model.hessian.numpy(), np.zeros(model.hessian.shape)], axis=1)
-    propagated = naive_transition(model) @ model.state_covariance.numpy() @ full.T
-    lagged = full @ (propagated + gradient_gain(model) @ model.noise.numpy())
-    scale = model.noise_matrix.trace().item()
-    assert model.lagged_gradient_product == pytest.approx(np.trace(lagged), abs=1e-10 * scale)
 
 
 @given(st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.01, 0.99), momenta, dampenings)
@@ -99,13 +86,11 @@ def test_one_mode(h, c, fraction, mu, nu):
 
 
 @given(st.floats(0.001, 0.99), st.floats(-3, 3), st.integers(1, 50))
-def test_norm_of_one_mode(rate, minimum, steps):
+def test_residual_deviation_of_one_mode(rate, minimum, steps):
     model = Quadratic(ones, ones, lr=rate, minimum=minimum * ones)
     variance, r = model.position_covariance.item(), 1 - rate
     lagged = 2 * variance**2 * r ** (2 * steps) + 4 * minimum**2 * variance * r**steps
     total = 2 * variance**2 + 4 * minimum**2 * variance
-    assert model.norm_variance == pytest.approx(total, rel=1e-10, abs=0)
-    assert model.norm_autocorrelation(steps) == pytest.approx(lagged / total, rel=1e-9, abs=0)
     deviation = math.sqrt(2 * (total - lagged)) / (
         steps * rate**2 * model.noise_matrix.trace().item()
     )
@@ -139,18 +124,9 @@ SIMULATED = {
 }
 
 
-COMPARED_TO_SDE = (
-    "fdr1_left",
-    "fdr1_right",
-    "excess_loss",
-    "full_gradient_square",
-    "hessian_noise",
-)
-
-
 def measure(model: SolvableSGD, replicas: int, steps: int) -> dict[str, torch.Tensor]:
     """Time averages along each replica of a stationary run, named like the closed forms."""
-    generator, previous = seeded(), None
+    generator = seeded()
     sums: dict[str, torch.Tensor] = {}
     start = model.stationary(replicas, generator)
     for step in model.simulate(start, steps, generator):
@@ -165,11 +141,8 @@ def measure(model: SolvableSGD, replicas: int, steps: int) -> dict[str, torch.Te
             "velocity_gradient": (step.velocity_before * full).sum(-1),
             "velocity_curvature": (v @ model.hessian * v).sum(-1),
         }
-        if previous is not None:
-            seen["lagged_gradient_product"] = (previous * step.gradient).sum(-1)
-        previous = step.gradient
         for name, value in seen.items():
-            sums[name] = sums.get(name, 0) + value / (steps - (name == "lagged_gradient_product"))
+            sums[name] = sums.get(name, 0) + value / steps
     return sums
 
 
@@ -179,25 +152,15 @@ def z_score(samples: torch.Tensor, exact: float) -> float:
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_simulation_agrees_with_closed_forms(name):
-    """8 averages of 5 models within z = 4.5: false alarms for 3 of 10^4 seeds."""
+    """7 averages of 5 models within z = 4.5: false alarms for 3 of 10^4 seeds.
+
+    The predictions of the SDE are wrong by more than 30 deviations.
+    """
     model = SIMULATED[name]
     for average, samples in measure(model, replicas=3000, steps=60).items():
         assert abs(z_score(samples, getattr(model, average))) < 4.5, average
-
-
-@pytest.mark.parametrize("name", ["plain", "momentum", "dampening"])
-def test_simulation_refutes_the_sde(name):
-    """The closed form agrees within z = 4.5; the SDE is wrong by more than 30 deviations."""
-    model = SIMULATED[name]
-    measured = measure(model, replicas=3000, steps=60)
-    for average in [
-        "fdr1_left",
-        "fdr1_right",
-        "excess_loss",
-        "full_gradient_square",
-        "hessian_noise",
-    ]:
-        assert z_score(measured[average], getattr(model.sde(), average)) > 30, average
+        if isinstance(model, Quadratic) and not average.startswith("velocity"):
+            assert z_score(samples, getattr(model.sde(), average)) > 30, average
 
 
 @given(quadratics(dampening=st.just(0.0)))
@@ -290,7 +253,7 @@ def test_gradient_keeps_the_dtype_and_the_global_random_state(name):
 )
 def test_averages_without_noise_are_zero(model):
     assert model.fdr1_left == model.fdr1_right == model.excess_loss == 0
-    assert model.fdr2_left == model.fdr2_right == model.lagged_gradient_product == 0
+    assert model.fdr2_left == model.fdr2_right == 0
     assert not model.state_covariance.any()
     assert not any(part.any() for part in model.stationary(3, seeded()))
 
@@ -298,7 +261,6 @@ def test_averages_without_noise_are_zero(model):
 def test_ratios_without_noise_are_undefined():
     noiseless = Quadratic(ones, 0 * ones, lr=0.1)
     assert math.isnan(noiseless.residual_deviation(10))
-    assert math.isnan(noiseless.norm_autocorrelation(10))
 
 
 def test_vectors_are_diagonal_matrices():
@@ -344,13 +306,9 @@ def test_quadratic_rejects_invalid_arguments(arguments, message):
         Quadratic(**(good | arguments))
 
 
-def test_number_of_steps_must_not_be_negative():
-    model = Quadratic(ones, ones, lr=0.1)
-    with pytest.raises(ValueError, match="steps must not be negative, got -1"):
-        model.norm_autocorrelation(-1)
+def test_number_of_steps_must_be_positive():
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        model.residual_deviation(0)
-    assert model.norm_autocorrelation(0) == 1
+        Quadratic(ones, ones, lr=0.1).residual_deviation(0)
 
 
 @given(quadratics())

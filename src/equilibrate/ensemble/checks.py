@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-
-from equilibrate.deterministic import require_deterministic
-from equilibrate.ensemble.precision import Precision
-from equilibrate.mean_loss import Batch, representative_examples, require_mean_loss
 
 PerReplica = float | Sequence[float]
 """One number for all replicas, or one for each."""
@@ -32,19 +26,10 @@ def check_data(
         Inputs and targets.
 
     Raises:
-        TypeError: If `data` is not a pair of tensors, or the inputs are floating-point numbers but
-            not float32.
+        TypeError: If the inputs are floating-point numbers but not float32.
         ValueError: If the sizes do not fit, a class is negative, or `sampling` is not known.
     """
-    if isinstance(data, Tensor) or not isinstance(data, Sequence) or len(data) != 2:
-        raise TypeError(f"data must be a pair (inputs, targets), got {type(data).__name__}")
     inputs, targets = data
-    for name, tensor in (("inputs", inputs), ("targets", targets)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"{name} must be a tensor, got {type(tensor).__name__}: pass "
-                f"torch.as_tensor({name})"
-            )
     if len(inputs) != len(targets):
         raise ValueError(
             f"inputs and targets must have the same length, got {len(inputs)} and {len(targets)}"
@@ -65,87 +50,6 @@ def check_data(
     return inputs, targets
 
 
-def check_loss(loss: object) -> None:
-    """Check that the loss is a function.
-
-    Args:
-        loss: The loss.
-
-    Raises:
-        TypeError: If `loss` cannot be called.
-    """
-    if not callable(loss):
-        raise TypeError(
-            f"loss must be a function of (outputs, targets) such as F.cross_entropy, got "
-            f"{type(loss).__name__}"
-        )
-
-
-def check_loss_of_model(
-    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], data: Batch
-) -> None:
-    """Check that the loss of a replica is a mean over examples, and that replicas can be batched.
-
-    Args:
-        model: One replica.
-        loss: The loss.
-        data: Inputs and targets, (N, …) each.
-
-    Raises:
-        ValueError: If the loss is random or not a mean over examples, or if `torch.func.vmap`
-            does not support the model or the loss.
-    """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    inputs, targets = (t.to(trained[0].device) for t in representative_examples(data))
-    targets = targets if targets.is_floating_point() else targets.long()
-
-    def batch_loss(batch: Batch) -> Tensor:
-        return loss(model(batch[0]), batch[1])
-
-    require_mean_loss(batch_loss, trained, (inputs, targets))
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    one = {name: tensor[None] for name, tensor in tensors.items()}  # one replica
-    with torch.no_grad(), _last_layer_entered(model) as entered:
-        try:
-            outputs = vmap(lambda own, x: functional_call(model, own, (x,)))(one, inputs[None])
-        except RuntimeError as error:
-            name, layer = entered[-1] if entered else ("", model)
-            raise ValueError(
-                f"layer {name!r} ({type(layer).__name__}) cannot be computed for several replicas "
-                f"at once: torch.func.vmap does not support it ({_first_line(error)}); replace "
-                "the layer, or train the replicas one by one, each with an eq.Monitor"
-            ) from error
-        try:
-            vmap(loss)(outputs, targets[None])
-        except RuntimeError as error:
-            raise ValueError(
-                "loss cannot be computed for several replicas at once: torch.func.vmap does not "
-                f"support it ({_first_line(error)}); use tensor operations without .item() and "
-                "without branches that depend on values"
-            ) from error
-
-
-@contextmanager
-def _last_layer_entered(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
-    """Yield a list of the layers that are being computed, the innermost one last."""
-    entered: list[tuple[str, nn.Module]] = []
-    hooks = []
-    for name, layer in model.named_modules():
-        hooks += [
-            layer.register_forward_pre_hook(lambda m, _, name=name: entered.append((name, m))),
-            layer.register_forward_hook(lambda *_: entered.pop() and None),
-        ]
-    try:
-        yield entered
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-
-
 def check_seeds(seeds: Sequence[int], replicas: int) -> None:
     """Check that there is one seed for each replica.
 
@@ -162,37 +66,16 @@ def check_seeds(seeds: Sequence[int], replicas: int) -> None:
         )
 
 
-def check_precision(precision: str | None) -> None:
-    """Check that the precision is known.
-
-    Args:
-        precision: The precision, or None.
-
-    Raises:
-        ValueError: If it is neither None nor a known precision.
-    """
-    if precision not in (None, *get_args(Precision)):
-        raise ValueError(
-            f'precision must be "fp32", "tf32" or "fp16", or None for torch\'s own setting, '
-            f"got {precision!r}"
-        )
-
-
 def check_models(models: Sequence[nn.Module]) -> None:
-    """Check that the models are replicas of one deterministic architecture in float32.
+    """Check that the models are replicas of one architecture in float32.
 
     Args:
         models: One model for each replica.
 
     Raises:
-        TypeError: If `models` is a single model, or parameters are not float32.
+        TypeError: If parameters are not float32.
         ValueError: If there are no models, they differ in structure, or nothing is trained.
     """
-    if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-        raise TypeError(
-            f"models must be a list with one module for each replica, got one "
-            f"{type(models).__name__}: pass a list of modules"
-        )
     if not models:
         raise ValueError("models is empty: pass one module for each replica")
     structure = _structure(models[0])
@@ -210,7 +93,6 @@ def check_models(models: Sequence[nn.Module]) -> None:
     for name, p in parameters.items():
         if p.dtype != torch.float32:
             raise TypeError(f"parameter {name!r} is {p.dtype}, not float32: call model.float()")
-    require_deterministic(models[0])
 
 
 def check_state(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -16,10 +16,7 @@ from equilibrate.ensemble._ops import Ops, choose_ops
 from equilibrate.ensemble.checks import (
     PerReplica,
     check_data,
-    check_loss,
-    check_loss_of_model,
     check_models,
-    check_precision,
     check_seeds,
     check_state,
     per_replica,
@@ -36,6 +33,7 @@ from equilibrate.ensemble.precision import Precision, torch_precision
 from equilibrate.ensemble.results import Averages, Epoch, Evaluation
 from equilibrate.ensemble.schedule import ReplicaSchedule
 from equilibrate.ensemble.updates import Algorithm, FlatTensors, make_update_rule, zeros
+from equilibrate.mean_loss import require_mean_loss
 from equilibrate.observables import inner
 from equilibrate.readings import Reading
 
@@ -76,7 +74,7 @@ class Ensemble:
     Raises:
         TypeError: If an argument has the wrong type, or models or inputs are not float32.
         ValueError: If an argument is out of range, the models are not replicas, the loss is random
-            or not a mean over examples, or `torch.func.vmap` does not support model or loss.
+            or not a mean over examples.
 
     Example:
         >>> import torch.nn.functional as F
@@ -110,11 +108,10 @@ class Ensemble:
         _ops: Ops | None = None,
     ) -> None:
         check_models(models)
-        check_loss(loss)
         inputs, targets = check_data(data, batch_size, sampling)
-        check_loss_of_model(models[0], loss, (inputs, targets))
+        whole = targets if targets.is_floating_point() else targets.long()
+        require_mean_loss(models[0], loss, (inputs, whole))
         check_seeds(seeds, len(models))
-        check_precision(precision)
         if not 0 <= weight_decay < math.inf:
             raise ValueError(f"weight_decay must be at least 0 and finite, got {weight_decay}")
         self.device = torch.device(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -35,32 +34,21 @@ class TrainingData:
 
     def __init__(self, data: Data) -> None:
         self._tensors: Batch | None = None
-        self._batches: Iterable[Batch] = ()
+        self._batches: Iterable[object] = ()
         if isinstance(data, tuple) and any(isinstance(part, Tensor) for part in data):
-            inputs, targets = check_batch(data)
+            self._tensors = inputs, targets = check_batch(data)
             if len(inputs) != len(targets) or len(inputs) == 0:
                 raise ValueError(
                     f"data has {len(inputs)} inputs and {len(targets)} targets: pass one target "
                     "for each input, and at least one example"
                 )
-            self._tensors = inputs, targets
-        elif isinstance(data, Iterator):
+        elif isinstance(data, Iterator | Tensor | Dataset) or not isinstance(data, Iterable):
             raise TypeError(
-                f"data is a {type(data).__name__}, which can be iterated only once: pass a "
-                "list or a DataLoader"
-            )
-        elif isinstance(data, Tensor) or not isinstance(data, Iterable | Dataset):
-            raise TypeError(
-                "data must be a tuple (inputs, targets) of tensors, or an iterable of such "
-                f"batches, got {type(data).__name__}"
-            )
-        elif isinstance(data, Dataset):
-            raise TypeError(
-                f"data is a {type(data).__name__}, which consists of single examples: pass "
-                "DataLoader(data, batch_size=…)"
+                "data must be a tuple (inputs, targets) of tensors, or a list or a DataLoader of "
+                f"such batches, which can be iterated repeatedly, got {type(data).__name__}"
             )
         else:
-            self._batches = cast(Iterable[Batch], data)
+            self._batches = data
 
     def chunks(self, chunk_size: int) -> Iterator[Batch]:
         """Iterate over all examples once.
@@ -94,45 +82,62 @@ class TrainingData:
         Raises:
             ValueError: If `batch_size` does not fit the data.
         """
-        if self._tensors is None:
-            if batch_size is not None:
-                raise ValueError(
-                    f"batch_size must be None for data that is an iterable of batches, got "
-                    f"{batch_size}: pass None, or (inputs, targets) tensors as data"
-                )
-            yield from self._cycled(draws, generator)
+        if self._tensors is not None:
+            self.steps_per_epoch(batch_size)
+            for _ in range(draws):
+                order = torch.randperm(len(self._tensors[0]), generator=generator)
+                yield self._chosen(order[:batch_size])
             return
-        inputs, targets = self._tensors
-        if batch_size is None or not 1 <= batch_size <= len(inputs):
-            raise ValueError(f"batch_size must be between 1 and {len(inputs)}, got {batch_size}")
-        for _ in range(draws):
-            order = torch.randperm(len(inputs), generator=generator)
-            chosen = order[:batch_size].to(inputs.device)
-            yield inputs[chosen], targets[chosen.to(targets.device)]
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size must be None for data that is an iterable of batches, got "
+                f"{batch_size}: pass None, or (inputs, targets) tensors as data"
+            )
+        while draws > 0:
+            for batch in self._pass(int(torch.randint(1 << 62, (), generator=generator))):
+                yield batch
+                draws -= 1
+                if draws == 0:
+                    return
 
-    def epochs(self, batch_size: int, generator: torch.Generator) -> Iterator[Iterator[Batch]]:
-        """Iterate over reshuffled epochs, without end.
+    def steps_per_epoch(self, batch_size: int | None) -> int:
+        """Return the number of whole mini-batches in an epoch.
+
+        Args:
+            batch_size: Number of examples in a mini-batch.
+
+        Raises:
+            TypeError: If the data is an iterable of batches.
+            ValueError: If `batch_size` does not fit the data.
+        """
+        if self._tensors is None:
+            raise TypeError(
+                "epochs require data as tensors, got an iterable of batches: pass (inputs, targets)"
+            )
+        size = len(self._tensors[0])
+        if batch_size is None or not 1 <= batch_size <= size:
+            raise ValueError(f"batch_size must be between 1 and {size}, got {batch_size}")
+        return size // batch_size
+
+    def reshuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """Iterate over the mini-batches of reshuffled epochs of tensors, without end.
 
         Args:
             batch_size: Number of examples in a mini-batch. The last, incomplete one is dropped.
             generator: Source of the orders.
 
         Yields:
-            The mini-batches of one epoch.
-
-        Raises:
-            TypeError: If the data is an iterable of batches.
+            The mini-batches.
         """
-        if self._tensors is None:
-            raise TypeError(
-                "reshuffled epochs require data as tensors, got an iterable of batches: pass "
-                "(inputs, targets)"
-            )
+        steps = self.steps_per_epoch(batch_size)
+        while self._tensors is not None:
+            order = torch.randperm(len(self._tensors[0]), generator=generator)
+            yield from map(self._chosen, order[: steps * batch_size].split(batch_size))
+
+    def _chosen(self, index: Tensor) -> Batch:
+        assert self._tensors is not None
         inputs, targets = self._tensors
-        while True:
-            order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
-            whole = order[: len(order) // batch_size * batch_size].split(batch_size)
-            yield ((inputs[chosen], targets[chosen.to(targets.device)]) for chosen in whole)
+        return inputs[index.to(inputs.device)], targets[index.to(targets.device)]
 
     def _pass(self, seed: int | None = None) -> Iterator[Batch]:
         # A seed is set in the global generator, from which a DataLoader draws its order.
@@ -152,17 +157,6 @@ class TrainingData:
                 "iterated repeatedly"
             )
 
-    def _cycled(self, draws: int, generator: torch.Generator) -> Iterator[Batch]:
-        """Yield batches of the iterable, restarting it as often as needed."""
-        drawn = 0
-        while drawn < draws:
-            seed = int(torch.randint(1 << 62, (), generator=generator))
-            for pair in self._pass(seed):
-                if drawn == draws:
-                    return
-                yield pair
-                drawn += 1
-
 
 def check_batch(batch: object) -> Batch:
     """Check that an object is a batch.
@@ -181,26 +175,5 @@ def check_batch(batch: object) -> Batch:
             return inputs, targets
     raise TypeError(
         "a batch must be a pair (inputs, targets) of tensors with the examples on the first axis, "
-        f"got {describe(batch)}"
+        f"got {type(batch).__name__}"
     )
-
-
-def describe(found: object) -> str:
-    """Describe the type of an object, and those of the members of a tuple or list.
-
-    Args:
-        found: The object.
-
-    Returns:
-        A short text.
-
-    Example:
-        >>> describe((torch.zeros(2, 3), [1]))
-        'tuple (Tensor of shape (2, 3), list (int))'
-    """
-    if isinstance(found, Tensor):
-        return f"Tensor of shape {tuple(found.shape)}"
-    if isinstance(found, tuple | list):
-        parts = [describe(part) for part in found[:3]] + ["…"] * (len(found) > 3)
-        return f"{type(found).__name__} ({', '.join(parts)})"
-    return type(found).__name__

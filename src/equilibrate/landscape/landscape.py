@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from equilibrate import estimates
-from equilibrate.deterministic import require_deterministic
 from equilibrate.estimates import Estimate
-from equilibrate.landscape.data import Batch, Data, TrainingData, check_batch, describe
-from equilibrate.mean_loss import representative_examples, require_mean_loss
+from equilibrate.landscape.data import Data, TrainingData, check_batch
+from equilibrate.mean_loss import Batch, Loss, require_mean_loss
 from equilibrate.observables import inner
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Maps (outputs, targets) to the mean over the examples, like the loss functions of torch."""
-Progress = Callable[[int], object]
-"""Called after each chunk with its number of examples, like the `update` of a progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,6 @@ class Landscape:
         weight_decay: λ of the L2 term ½λ|θ|² over all trainable parameters.
         chunk_size: Maximum number of examples in a forward pass over the data.
         seed: Seed of the generator that draws mini-batches.
-        progress: Called after each chunk with its number of examples.
 
     Raises:
         TypeError: If `model` is not a module, `loss` is not callable, or `data` is of another type.
@@ -87,7 +81,6 @@ class Landscape:
         weight_decay: float = 0.0,
         chunk_size: int = 1000,
         seed: int = 0,
-        progress: Progress | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -106,17 +99,22 @@ class Landscape:
         self.weight_decay = weight_decay
         self.chunk_size = chunk_size
         self.generator = torch.Generator().manual_seed(seed)
-        self.progress = progress
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         if not self.trainable:
             raise ValueError("model has no trainable parameter: set requires_grad of at least one")
-        require_deterministic(model)
         first = next(self.data.chunks(sys.maxsize))  # tensors are one chunk
-        require_mean_loss(self._batch_loss, self.trainable, representative_examples(first))
+        require_mean_loss(model, loss, first)
+
+    def copy(self) -> Landscape:
+        """Return the landscape of a copy of the model, with the same data and generator."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model)
+        other.trainable = [p for p in other.model.parameters() if p.requires_grad]
+        return other
 
     def parameters(self) -> Tensor:
         """Return a flat copy of the trainable parameters θ."""
-        return flat(self.trainable)
+        return _flat(self.trainable)
 
     def value(self) -> float:
         """Return f(θ), with the L2 term."""
@@ -137,7 +135,6 @@ class Landscape:
             vector: u, a flat vector with one number for each trainable parameter. Another shape
                 raises a ValueError.
         """
-        self._check_vector(vector)
         product = self._averaged(lambda batch: self._loss_hessian_product(batch, vector))
         return product.add_(vector, alpha=self.weight_decay)
 
@@ -156,7 +153,6 @@ class Landscape:
             batch: (inputs, targets).
             vector: u, as in `hessian_product`.
         """
-        self._check_vector(vector)
         return self._loss_hessian_product(batch, vector) + self.weight_decay * vector
 
     def noise(self, batch_size: int | None, draws: int = 100) -> Noise:
@@ -213,14 +209,6 @@ class Landscape:
             estimates.ratio(curvature, square, independent=True),
         )
 
-    def _check_vector(self, vector: Tensor) -> None:
-        size = sum(p.numel() for p in self.trainable)
-        if not isinstance(vector, Tensor) or vector.shape != (size,):
-            raise ValueError(
-                f"vector must be a tensor of shape ({size},), with one number for each trainable "
-                f"parameter, got {describe(vector)}"
-            )
-
     def _batch_loss(self, batch: Batch) -> Tensor:
         device = self.trainable[0].device
         inputs, targets = (t.to(device) for t in check_batch(batch))
@@ -229,15 +217,18 @@ class Landscape:
     def _loss_gradient(self, batch: Batch) -> Tensor:
         with torch.enable_grad():
             loss = self._batch_loss(batch)
-            return flat(torch.autograd.grad(loss, self.trainable, materialize_grads=True))
+            return _flat(torch.autograd.grad(loss, self.trainable, materialize_grads=True))
 
     def _loss_hessian_product(self, batch: Batch, vector: Tensor) -> Tensor:
-        shaped = [
-            v.view_as(p).to(p)
-            for v, p in zip(
-                vector.split([p.numel() for p in self.trainable]), self.trainable, strict=True
+        sizes = [p.numel() for p in self.trainable]
+        if not isinstance(vector, Tensor) or vector.shape != (sum(sizes),):
+            got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
+            raise ValueError(
+                f"vector must be a tensor of shape ({sum(sizes)},), with one number for each "
+                f"trainable parameter, got {got}"
             )
-        ]
+        parts = zip(vector.split(sizes), self.trainable, strict=True)
+        shaped = [v.view_as(p).to(p) for v, p in parts]
         with torch.enable_grad():
             loss = self._batch_loss(batch)
             slopes = torch.autograd.grad(
@@ -246,7 +237,7 @@ class Landscape:
             along = torch.stack([(s * v).sum() for s, v in zip(slopes, shaped, strict=True)]).sum()
             if not along.requires_grad:  # the loss is linear in all parameters
                 return torch.zeros_like(vector)
-            return flat(torch.autograd.grad(along, self.trainable, materialize_grads=True))
+            return _flat(torch.autograd.grad(along, self.trainable, materialize_grads=True))
 
     def _averaged(self, function: Callable[[Batch], Tensor]) -> Tensor:
         """Return the mean over all examples of a function that is a mean over each chunk."""
@@ -255,8 +246,6 @@ class Landscape:
             size = len(batch[0])
             total = total + size * function(batch).double()
             seen += size
-            if self.progress is not None:
-                self.progress(size)
         return total.div_(seen)
 
     def _mini_batches(self, batch_size: int | None, draws: int) -> Iterator[Batch]:
@@ -287,14 +276,5 @@ def connected_scaling(batch_size: int, num_examples: int) -> float:
     return (1 - batch_size / num_examples) / batch_size
 
 
-def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """Return one flat vector of several tensors, detached from the graph.
-
-    Args:
-        tensors: Tensors of any shapes.
-
-    Example:
-        >>> flat([torch.ones(2, 1), torch.zeros(1)]).tolist()
-        [1.0, 1.0, 0.0]
-    """
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.detach().reshape(-1) for t in tensors])

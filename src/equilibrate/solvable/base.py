@@ -14,47 +14,7 @@ from equilibrate.observables import Snapshot
 from equilibrate.solvable.matrices import gaussian, product_trace, root
 
 
-class Harmonic(ABC):
-    """Stationary averages on a quadratic loss, from the covariance Σ of θ and the noise matrix.
-
-    SGD and its approximation by a stochastic differential equation differ only in these two.
-    """
-
-    hessian: Tensor
-    """H, of shape (d, d)."""
-
-    @property
-    @abstractmethod
-    def position_covariance(self) -> Tensor:
-        """Σ = ⟨(θ−θ*)(θ−θ*)ᵀ⟩."""
-
-    @property
-    @abstractmethod
-    def noise_matrix(self) -> Tensor:
-        """C̃ = ⟨ggᵀ⟩, the paper's full two-point noise matrix."""
-
-    @property
-    def fdr1_left(self) -> float:
-        """Left side of FDR1 and FDR1′, ⟨θ·g⟩ = ⟨θ·∇f⟩ = Tr(HΣ), for any position of the minimum."""
-        return product_trace(self.hessian, self.position_covariance)
-
-    @property
-    def excess_loss(self) -> float:
-        """⟨f − f₀⟩ = ½Tr(HΣ), the decrease of the loss if the learning rate went to zero."""
-        return self.fdr1_left / 2
-
-    @property
-    def full_gradient_square(self) -> float:
-        """⟨(∇f)²⟩ = Tr(HΣH), the paper's G(η)."""
-        return product_trace(self.hessian @ self.position_covariance, self.hessian)
-
-    @property
-    def hessian_noise(self) -> float:
-        """Tr(HC̃). Without momentum FDR2 is ⟨(∇f)²⟩ = (η/2)Tr(HC̃)."""
-        return product_trace(self.hessian, self.noise_matrix)
-
-
-class SolvableSGD(Harmonic):
+class SolvableSGD(ABC):
     """SGD with momentum on a quadratic loss, solved exactly.
 
     All averages follow from the Hessian and the mean noise covariance. In terms of w = v/(1−ν),
@@ -70,6 +30,8 @@ class SolvableSGD(Harmonic):
     Without noise every average is zero, and the ratio of two averages is undefined.
     """
 
+    hessian: Tensor
+    """H, of shape (d, d)."""
     noise: Tensor
     """C, the covariance of the gradient noise, averaged over the stationary state."""
     minimum: Tensor
@@ -136,6 +98,26 @@ class SolvableSGD(Harmonic):
         return self.noise + self.hessian @ self.position_covariance @ self.hessian
 
     @property
+    def fdr1_left(self) -> float:
+        """Left side of FDR1 and FDR1′, ⟨θ·g⟩ = ⟨θ·∇f⟩ = Tr(HΣ), for any position of the minimum."""
+        return product_trace(self.hessian, self.position_covariance)
+
+    @property
+    def excess_loss(self) -> float:
+        """⟨f − f₀⟩ = ½Tr(HΣ), the decrease of the loss if the learning rate went to zero."""
+        return self.fdr1_left / 2
+
+    @property
+    def full_gradient_square(self) -> float:
+        """⟨(∇f)²⟩ = Tr(HΣH), the paper's G(η)."""
+        return product_trace(self.hessian @ self.position_covariance, self.hessian)
+
+    @property
+    def hessian_noise(self) -> float:
+        """Tr(HC̃). Without momentum FDR2 is ⟨(∇f)²⟩ = (η/2)Tr(HC̃)."""
+        return product_trace(self.hessian, self.noise_matrix)
+
+    @property
     def fdr1_right(self) -> float:
         """Right side of FDR1′, (1+μ)/(2(1−ν)) η⟨v²⟩; without momentum (η/2)Tr C̃ (FDR1)."""
         coefficient = (1 + self.momentum) * self.lr / (2 * (1 - self.dampening))
@@ -161,16 +143,6 @@ class SolvableSGD(Harmonic):
     def fdr2_right(self) -> float:
         """Right side of FDR2, (η/2)⟨v′ᵀHv′⟩. The factor ½ is missing in the paper's appendix."""
         return self.lr / 2 * self.velocity_curvature
-
-    @property
-    def lagged_gradient_product(self) -> float:
-        """⟨g_t·g_{t+1}⟩ of successive mini-batch gradients; −⟨(∇f)²⟩ without momentum.
-
-        It equals ⟨g·H(θ′−θ*)⟩ = Tr(HΣH) + ημ⟨∇f·Hv⟩ − η(1−ν)Tr(HC̃).
-        """
-        drift = product_trace(self.hessian @ self.cross_covariance, self.hessian)
-        pull = self.momentum * drift - (1 - self.dampening) * self.hessian_noise
-        return self.full_gradient_square + self.lr * pull
 
     def loss(self, theta: Tensor) -> Tensor:
         """Return f(θ) − f₀ = ½(θ−θ*)ᵀH(θ−θ*).

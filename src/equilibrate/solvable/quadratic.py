@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from equilibrate.solvable.base import Harmonic, SolvableSGD
+from equilibrate.solvable.base import SolvableSGD
 from equilibrate.solvable.matrices import (
     covariance,
     gaussian,
@@ -134,37 +134,31 @@ class Quadratic(SolvableSGD):
         return (norm + self.momentum * (theta * velocity).sum(-1)) / (1 - self.dampening)
 
     def sde(self) -> SDEPrediction:
-        """Return the predictions of a stochastic differential equation for the same settings."""
-        temperature = self.lr * (1 - self.dampening) / (1 - self.momentum)
-        return SDEPrediction(self.hessian, self.noise, temperature)
+        """Return the predictions of a stochastic differential equation for the same settings.
 
-    @property
-    def norm_variance(self) -> float:
-        """Var N = 2TrΣ² + 4θ*ᵀΣθ* for the squared norm N = |θ|²."""
-        return self._form_covariance(1.0, 0.0, steps=0)
-
-    def norm_autocorrelation(self, steps: int) -> float:
-        """Return ρ_N(n), the correlation of N = |θ|² with itself n steps later; nan without noise.
-
-        Args:
-            steps: The lag n.
-
-        Raises:
-            ValueError: If `steps` is negative.
+        It has the connected noise C where SGD has C̃, so that HΣ + ΣH = TC with the temperature
+        T = η(1−ν)/(1−μ).
         """
-        if steps < 0:
-            raise ValueError(f"steps must not be negative, got {steps}")
-        if self.norm_variance == 0:
-            return math.nan
-        return self._form_covariance(1.0, 0.0, steps) / self.norm_variance
+        temperature = self.lr * (1 - self.dampening) / (1 - self.momentum)
+        h, basis = torch.linalg.eigh(self.hessian)
+        modes = temperature * (basis.T @ self.noise @ basis) / (h[:, None] + h[None, :])
+        covariance = basis @ modes @ basis.T
+        left = product_trace(self.hessian, covariance)
+        return SDEPrediction(
+            covariance,
+            fdr1_left=left,
+            fdr1_right=temperature / 2 * self.noise.trace().item(),
+            excess_loss=left / 2,
+            full_gradient_square=product_trace(self.hessian @ covariance, self.hessian),
+            hessian_noise=product_trace(self.hessian, self.noise),
+        )
 
     def residual_deviation(self, steps: int) -> float:
         """Return the standard deviation of L̄/R̄ − 1 for averages over n stationary steps.
 
         The residual telescopes: n(L̄ − R̄) = Φ_0 − Φ_n (`potential`). Its variance is
         2[Var Φ − Cov(Φ_0, Φ_n)]. R̄ is replaced by its mean, which is accurate if n exceeds a few
-        relaxation times. Without momentum the result is √(2 Var N (1 − ρ_N(n))) / (nη²⟨g²⟩).
-        Without noise it is nan, because L̄/R̄ = 0/0.
+        relaxation times. Without noise it is nan, because L̄/R̄ = 0/0.
 
         Args:
             steps: Number of steps n.
@@ -195,34 +189,21 @@ class Quadratic(SolvableSGD):
 
 
 @dataclass(frozen=True, eq=False)
-class SDEPrediction(Harmonic):
+class SDEPrediction:
     """Predictions of a stochastic differential equation for SGD, correct only for ηh → 0.
 
-    The equation has the connected noise C where SGD has C̃. Hence HΣ + ΣH = TC with the temperature
-    T = η(1−ν)/(1−μ), and ⟨(∇f)²⟩ = (T/2)Tr(HC). The properties have the same names as those of
-    `Quadratic`.
+    The names are those of the exact values in `Quadratic`.
     """
 
-    hessian: Tensor
-    """H."""
-    noise: Tensor
-    """C."""
-    temperature: float
-    """T."""
-
-    @property
-    def position_covariance(self) -> Tensor:
-        """Σ, the solution of HΣ + ΣH = TC."""
-        h, basis = torch.linalg.eigh(self.hessian)
-        modes = self.temperature * (basis.T @ self.noise @ basis) / (h[:, None] + h[None, :])
-        return basis @ modes @ basis.T
-
-    @property
-    def noise_matrix(self) -> Tensor:
-        """C. For SGD it is C̃ = C + HΣH."""
-        return self.noise
-
-    @property
-    def fdr1_right(self) -> float:
-        """Right side of FDR1, (T/2)Tr C, which equals `fdr1_left`."""
-        return self.temperature / 2 * self.noise.trace().item()
+    position_covariance: Tensor
+    """Σ."""
+    fdr1_left: float
+    """Tr(HΣ)."""
+    fdr1_right: float
+    """(T/2)Tr C, which equals `fdr1_left`."""
+    excess_loss: float
+    """½Tr(HΣ)."""
+    full_gradient_square: float
+    """Tr(HΣH) = (T/2)Tr(HC)."""
+    hessian_noise: float
+    """Tr(HC)."""
