@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from equilibrate.forecast import Forecaster
     from equilibrate.gains import Forecast
     from equilibrate.observables import Snapshot
-    from equilibrate.recorder import Recorder
+    from equilibrate.record.observe import scalars
+    from equilibrate.record.recorder import Recorder
     from equilibrate.relations import Relation
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "observables",
     "relations",
     "rules",
+    "scalars",
     "scale_invariance",
     "sgld",
     "solvable",
@@ -62,9 +64,10 @@ _LAZY = {
     "Forecast": "gains",
     "Forecaster": "forecast",
     "HalfRunningMean": "averages",
-    "Recorder": "recorder",
+    "Recorder": "record.recorder",
     "Relation": "relations",
     "Snapshot": "observables",
+    "scalars": "record.observe",
 }
 """Names that are imported from their module on first use."""
 

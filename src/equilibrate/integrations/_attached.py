@@ -18,9 +18,8 @@ from equilibrate._engine.cooldown.loss_record import over_processes
 from equilibrate._engine.optimizer.names import NamedParameters
 from equilibrate.decisions import Decision
 from equilibrate.forecast import Forecaster
-from equilibrate.integrations.scalars import named_numbers, of_optimizer
 from equilibrate.monitor import Monitor
-from equilibrate.observation import Observer
+from equilibrate.record.observe import scalars
 from equilibrate.rules import Rule, needs_of
 from equilibrate.scheduler import FDRScheduler
 
@@ -171,8 +170,6 @@ class Attached:
                 settings["forecaster"] = self.forecaster
             self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **settings)
             self.scheduler.follows_cooldown = True
-        source = self.scheduler or self.monitor
-        self._observer = Observer(source, layers=plan.layers, forecaster=self.forecaster)
         self._plan = plan
         self._others = list(_flattened(others))
         self._seen = 0
@@ -250,9 +247,9 @@ class Attached:
                 yield
 
     def scalars(self) -> dict[str, float]:
-        """Return the current numbers by name, for a logger, each lowering once."""
-        seen = self._observer.observe()
-        return named_numbers(seen, seen.lowered)
+        """Return the current numbers by name, for a logger."""
+        sources = [self.scheduler or self.monitor, *filter(None, [self.forecaster])]
+        return scalars(*sources, layers=self._plan.layers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, strings and tensors.
@@ -338,7 +335,7 @@ def named(attached: Sequence[Attached]) -> dict[str, float]:
     if len(attached) == 1:
         return attached[0].scalars()
     return {
-        of_optimizer(name, i): value
+        name.replace("/", f"/optimizer_{i}/", 1): value
         for i, one in enumerate(attached)
         for name, value in one.scalars().items()
     }
