@@ -268,7 +268,7 @@ def open_locked(path: Path | str, *, wait: float = 0.0) -> BinaryIO:
     path, deadline = Path(path), time.monotonic() + wait
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "ab", buffering=0)
+        file = open(path, "ab", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise RecordError(
             f"cannot write to {path} ({error.strerror}): choose a folder you can write to"

@@ -95,7 +95,8 @@ def observe(sources: Sources, *, layers: bool = False) -> dict[str, Any]:
     if layers:
         if sources.monitor is None:
             raise ValueError("layers=True needs a monitor: pass an eq.Monitor, too")
-        read = by_name(sources.monitor, getattr(sources.scheduler, "rule", None))
+        rule: Any = getattr(sources.scheduler, "rule", None)
+        read = by_name(sources.monitor, rule)
         if any(layer.reading.count for layer in read.values()):
             row["layers"] = {name: _layer(layer) for name, layer in read.items()}
     return row

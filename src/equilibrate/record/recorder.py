@@ -246,7 +246,7 @@ def record_path(run: Path | str) -> Path:
 
 
 def _open(path: Path, config: dict[str, Any], mode: Any) -> jsonl.Writer:
-    """Open a record. One that is resumed keeps its header."""
+    """Return the writer of a record. One that is resumed keeps its header."""
     lines = jsonl.read_lines(path) if mode == "resume" and path.exists() else iter(())
     if (header := next(lines, None)) is not None:
         written = header["config"]

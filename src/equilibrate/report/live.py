@@ -60,8 +60,11 @@ def _title(run: Run, age: float, width: int, paint: Paint) -> list[str]:
         status, colour = f"no new row for {_duration(age)}", "yellow"
     else:
         status, colour = f"last row {_duration(age)} ago", "dim"
-    first, *more = textwrap.wrap(f"{run.title}  {' · '.join(parts)}", width)
-    return [paint(first, "bold"), *more, *(paint(t, colour) for t in textwrap.wrap(status, width))]
+    head = f"{run.title}  {' · '.join(parts)}"
+    if len(f"{head}  {status}") <= width:
+        return [f"{paint(head, 'bold')}  {paint(status, colour)}"]
+    lines = [paint(line, "bold") for line in textwrap.wrap(head, width)]
+    return lines + [paint(line, colour) for line in textwrap.wrap(status, width)]
 
 
 def _charts(run: Run, width: int, paint: Paint) -> list[list[str]]:
@@ -142,7 +145,7 @@ def _layers(run: Run, width: int, paint: Paint) -> list[str]:
     found = sorted(layers[-1].items(), key=lambda item: -abs(item[1].get("residual") or 0.0))
     more = f", {_LAYERS} of {len(found)}" if len(found) > _LAYERS else ""
     lines = [paint(f"layers by |L/R − 1|{more}", "bold")]
-    size = max(12, min(width - 50, max(len(name) for name, _ in found)))
+    size = max(12, min(width - 46, max(len(name) for name, _ in found)))
     for name, layer in found[:_LAYERS]:
         residual = layer.get("residual")
         short = name if len(name) <= size else f"…{name[1 - size :]}"
