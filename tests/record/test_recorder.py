@@ -232,13 +232,13 @@ def test_every_continues_at_the_same_steps(tmp_path, load_first):
 
 def test_going_back_to_a_checkpoint_removes_the_rows_after_it(tmp_path):
     optimizer, scheduler = made()
+    states = []
     with eq.Recorder(tmp_path, scheduler) as recorder:
-        for steps in (10, 10, 10):
-            noisy_steps(optimizer, steps)
+        for _ in range(3):
+            noisy_steps(optimizer, 10)
             recorder.record()
-            if scheduler.monitor.step == 10:
-                state = scheduler.state_dict()
-        scheduler.load_state_dict(state)
+            states.append(scheduler.state_dict())
+        scheduler.load_state_dict(states[0])
         noisy_steps(optimizer, 5)
         recorder.record()
     assert [row["step"] for row in rows(recorder)] == [10, 15]
@@ -335,10 +335,10 @@ def test_calls_between_rows_do_not_wait_for_a_gpu(tmp_path):
     optimizer = torch.optim.SGD([theta], lr=0.1)
     monitor = eq.Monitor(optimizer, every=4)
     recorder = eq.Recorder(tmp_path, monitor, every=50)
-    theta.grad = torch.zeros_like(theta)
+    theta.grad = grad = torch.zeros_like(theta)
 
     def step():
-        theta.grad.copy_(0.3 * theta.detach() + torch.randn_like(theta))
+        grad.copy_(0.3 * theta.detach() + torch.randn_like(theta))
         optimizer.step()
 
     step()  # what is set up at the first step

@@ -176,11 +176,10 @@ def _axes(rows: Thinned) -> dict[str, list[float]]:
 
     Time is counted in seconds from the first row.
     """
-    columns = {name: [number(row.get(name)) for row in rows] for name in ("step", "epoch")}
-    times = [row.get("time") for row in rows]
-    if None not in times:
-        columns["time"] = [round(time - times[0], 3) for time in times]
-    return {name: column for name, column in columns.items() if None not in column}  # pyright: ignore[reportReturnType]
+    axes = {name: [row[name] for row in rows if name in row] for name in _AXES}
+    axes = {name: axis for name, axis in axes.items() if len(axis) == len(axes["step"])}
+    axes["time"] = [round(time - axes["time"][0], 3) for time in axes.get("time", ())]
+    return {name: axis for name, axis in axes.items() if axis}
 
 
 def _at(steps: list[float], x: dict[str, list[float]]) -> dict[str, list[float]]:
