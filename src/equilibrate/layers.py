@@ -103,7 +103,7 @@ class LayerTable:
         return tuple(layer for layer in self.layers if layer.rotation.relaxation > self.budget)
 
     def row(self) -> dict[str, Any]:
-        """Return the numbers of all layers, for `runlog.records` and `report.layer_map`."""
+        """Return the numbers of all layers, for a record."""
         return {"step": self.step, "layers": {layer.name: layer.row() for layer in self.layers}}
 
     def __str__(self) -> str:

@@ -175,6 +175,8 @@ class Attached:
         self._seen = 0
         self._start = start
         self._started = not start
+        self._lowered = False
+        """Whether the learning rate was lowered since the last `scalars`."""
         self._lowered_to: list[float] = []
         self._loss: float | Tensor | None = None
         """The sum of the losses since the last decision; None if there was none."""
@@ -226,6 +228,7 @@ class Attached:
         self._warn_if_undone(before)
         self.scheduler.step(loss)
         decision = self.scheduler.last_decision
+        self._lowered |= decision.lowered
         if decision.lowered or list(decision.lrs) != before:  # or a cooldown continues
             self._lowered_to = list(decision.lrs)
             for other in self._others:
@@ -247,9 +250,13 @@ class Attached:
                 yield
 
     def scalars(self) -> dict[str, float]:
-        """Return the current numbers by name, for a logger."""
+        """Return the current numbers by name, for a logger, each lowering once."""
         sources = [self.scheduler or self.monitor, *filter(None, [self.forecaster])]
-        return scalars(*sources, layers=self._plan.layers)
+        found = scalars(*sources, layers=self._plan.layers)
+        if self.scheduler is not None:
+            found["equilibrate/lowered"] = float(self._lowered)
+            self._lowered = False
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, strings and tensors.

@@ -15,7 +15,7 @@ _CHART_HEIGHT = 5
 _LAYERS = 8
 _SILENCE = 60.0
 """Seconds without a new row after which this is said."""
-_COLOURS = {"dim": 2, "bold": 1, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36}
+_COLOURS = {"dim": 2, "bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
 Paint = Callable[[str, str], str]
 """A function of a text and the name of a colour."""
 
@@ -85,7 +85,7 @@ def _charts(run: Run, width: int, paint: Paint) -> list[list[str]]:
             charts.append(_chart(name, values, width, "yellow", paint, _log_or_none(values)))
     for horizon, (gain, of_gain) in run.gains().items():
         name = f"cooldown of {horizon} steps gains"
-        charts.append(_chart(name, gain, width, "magenta", paint, None, of_gain[-1]))
+        charts.append(_chart(name, gain, width, "blue", paint, None, of_gain[-1]))
     return charts
 
 
@@ -150,8 +150,9 @@ def _layers(run: Run, width: int, paint: Paint) -> list[str]:
         residual = layer.get("residual")
         short = name if len(name) <= size else f"…{name[1 - size :]}"
         value = format_number(residual, layer.get("margin"))
-        line = f"{short:{size}} {value:>16}  {_bar(residual)}  {layer.get('state') or ''}"
-        lines.append(line[:width].rstrip())
+        bar = paint(_bar(residual), "blue" if (residual or 0.0) < 0 else "yellow")
+        state = (layer.get("state") or "")[: max(0, width - size - 34)]
+        lines.append(f"{short:{size}} {value:>16}  {bar}  {state}".rstrip())
     return lines
 
 
