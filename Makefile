@@ -22,7 +22,7 @@ test-slow: .venv/.dev  ## Run the tests that take longest: several processes, ki
 	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal -m slow
 
 kills: .venv/.dev  ## Kill a recorded run at a hundred random moments; nothing may be lost
-	EQUILIBRATE_KILLS=100 $(BIN)/python -m pytest --quiet tests/runlog/test_kills.py
+	EQUILIBRATE_KILLS=100 $(BIN)/python -m pytest --quiet -m slow tests/record/test_recorder.py -k kills
 
 package: .venv/.dev  ## Build wheel and sdist into dist/, and install the wheel without extras to check it
 	rm -rf dist

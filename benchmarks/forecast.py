@@ -35,7 +35,7 @@ from forecast_tasks import TASKS, Task, Training, half_life_decay
 from torch import Tensor
 
 import equilibrate as eq
-from equilibrate.runlog.provenance import environment
+from equilibrate.record.provenance import environment
 
 OUT = Path(__file__).parent / "results" / "forecast"
 HORIZONS = (150, 400)

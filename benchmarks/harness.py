@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from equilibrate.runlog.provenance import environment
+from equilibrate.record.provenance import environment
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from training_study.study import Study, open_study
 from training_study.tasks import TASKS, Loop, Network
 
 import equilibrate as eq
-from equilibrate.runlog.provenance import environment
+from equilibrate.record.provenance import environment
 
 OUT = Path(__file__).parents[1] / "results" / "training"
 

@@ -33,20 +33,19 @@ LAYERS = [
     "decisions",
     "_watchers",
     "scheduler",
-    "observation",
     "deterministic",
     "mean_loss",
     "ensemble",
     "landscape",
+    "record",
     "runlog",
-    "recorder",
     "report",
     "integrations",
     "paper",
     "cli",
     "__main__",
 ]
-CORE = {*LAYERS[: LAYERS.index("runlog")]}
+CORE = {*LAYERS[: LAYERS.index("record")]}
 CORE_NEEDS = {"torch", "numpy", "equilibrate", "triton"}  # Triton comes with torch on Linux
 NEED_EXTRAS = {Path("landscape/plot.py")}
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
@@ -135,8 +134,7 @@ def test_importing_the_package_loads_no_part_that_was_not_asked_for():
         "ensemble",
         "landscape",
         "solvable",
-        "runlog",
-        "recorder",
+        "record",
         "report",
         "integrations",
         "paper",

@@ -12,10 +12,7 @@ from torch import nn
 import equilibrate as eq
 from equilibrate import layers
 from equilibrate.readings import Reading
-from equilibrate.report import figures
-from equilibrate.report.layer_map import layer_map
 from equilibrate.rules import Threshold, Verdict
-from equilibrate.runlog import records
 from equilibrate.scale_invariance import Rotation
 
 STILL = Rotation(1.0, 8, 0.1, 0.2, 0.3, relaxation=50.0)
@@ -148,56 +145,6 @@ def test_cells_that_are_not_known_are_dashes():
     table = layers.LayerTable((layer(0.0, 1.0, rotation=never),), step=10, budget=100)
     assert [each.name for each in table.too_slow] == ["w"]
     assert "never: no weight decay" in str(table)
-
-
-def test_rows_survive_a_record_and_are_drawn(trained, tmp_path):
-    *_, monitor = trained
-    row = layers.read(monitor).row()
-    undefined = {"step": 40, "layers": {"0.weight": {"residual": math.nan}}}
-    with records.Writer(tmp_path / "layers.jsonl", config={}) as writer:
-        writer.write(undefined)
-        writer.write(row)
-    read = records.read(tmp_path / "layers.jsonl").rows
-    assert read[1] == row
-    figure = layer_map(read, tolerance=0.1, title="digits")
-    axes, _ = figure.axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["0.weight ⊥", "1.weight", "1.bias", "3.weight ⊥", *list(row["layers"])[4:]]
-    shown = axes.collections[0].get_array().reshape(8, 2)
-    assert list(shown.mask[:, 0]) == [True] * 8
-    expected = [numbers["residual"] for numbers in row["layers"].values()]
-    assert list(shown.data[:, 1]) == pytest.approx(expected)
-    assert axes.get_title() == "digits"
-    assert figures.save(figure, tmp_path / "layers.png").stat().st_size > 0
-
-
-def test_colours_tell_equilibrium_and_the_sign():
-    values = {"in": 0.05, "falls": 0.2, "far": 50.0, "grows": -0.2}
-    row = {"step": 5, "layers": {name: {"residual": r} for name, r in values.items()}}
-    figure = layer_map([row], tolerance=0.1)
-    mesh = figure.axes[0].collections[0]
-    within, falls, far, grows = mesh.to_rgba(mesh.get_array().ravel())[:, :3]
-    assert list(within) == [1, 1, 1]
-    assert falls[0] > falls[2]  # red
-    assert grows[2] > grows[0]  # blue
-    assert far.sum() < falls.sum()  # darker
-
-
-def test_dots_mark_what_is_not_resolved():
-    rows = [
-        {"step": step, "layers": {"a": {"residual": 0.2, "state": state}, "b": {"residual": 0.1}}}
-        for step, state in [(10, "norm falls"), (20, "not resolved")]
-    ]
-    (line,) = layer_map(rows).axes[0].lines
-    assert [list(line.get_xdata()), list(line.get_ydata())] == [[15.0], [0.5]]
-    assert not layer_map(rows[:1]).axes[0].lines
-
-
-def test_a_map_needs_rows_and_a_tolerance():
-    with pytest.raises(ValueError, match="rows is empty: pass at least one row"):
-        layer_map([])
-    with pytest.raises(ValueError, match=r"tolerance must be positive, such as 0\.05, got 0"):
-        layer_map([{"step": 1, "layers": {}}], tolerance=0)
 
 
 # Readings without scale-invariant weights -----------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from equilibrate.runlog.provenance import environment
+from equilibrate.record.provenance import environment
 from training_study import data
 from training_study.arms import ARMS, Context
 from training_study.controls import DEFAULT, Cadence, Control

@@ -1,12 +1,13 @@
 """Draw the pictures of the page "How to read it", from runs that a monitor watches.
 
 Run `python docs/pictures/how_to_read_it.py` (half a minute on one core; requires
-`equilibrate[experiments]`). Seeds are fixed.
+`equilibrate[experiments]` and Chromium). Seeds are fixed.
 """
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from seeing_it import HIDDEN, browse, recorded, with_style
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import equilibrate as eq
+from equilibrate.report import page
 from equilibrate.report.figures import LEFT, LOSS, RATE
-from equilibrate.report.layer_map import layer_map
 from equilibrate.rules import Threshold
 
 FOLDER = Path(__file__).parent
@@ -162,8 +164,8 @@ def divergence() -> Figure:
     return draw(rows)
 
 
-def layers() -> tuple[Figure, str]:
-    """Return a map of the layers of a convolutional network over time, and its last table."""
+def layers() -> tuple[str, str]:
+    """Return the page of a convolutional network, and the last table of its layers."""
     torch.manual_seed(0)
     images, labels = digits()
     images = images.view(-1, 1, 8, 8)
@@ -183,23 +185,25 @@ def layers() -> tuple[Figure, str]:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.002)
     monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters())
-    rows: list[dict[str, Any]] = []
-    table = None
-    for step in range(1, 6001):
-        batch = torch.randint(len(images), (20,))
-        optimizer.zero_grad()
-        cross_entropy(model(images[batch]), labels[batch]).backward()
-        optimizer.step()
-        if step % 100 == 0:
-            table = eq.layers.read(monitor, Threshold(TOLERANCE), budget=1000)
-            rows.append(table.row())
-    return layer_map(rows, tolerance=TOLERANCE), str(table)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        eq.Recorder(folder, monitor, layers=True, every=100) as recorder,
+    ):
+        for _ in range(6000):
+            batch = torch.randint(len(images), (20,))
+            optimizer.zero_grad()
+            cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+            recorder.record()
+        html = page.render(recorded(recorder))
+    return html, str(eq.layers.read(monitor, Threshold(TOLERANCE), budget=1000))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for picture in (equilibrium, drift, bounce, divergence):
         picture().savefig(FOLDER / f"{picture.__name__}.png", dpi=100)
-    figure, table = layers()
-    figure.savefig(FOLDER / "layers.png", dpi=100)
+    html, table = layers()
+    alone = f"main > :not(#panels), .panel:not(#panel-layers) {HIDDEN}"
+    browse(with_style(html, alone), FOLDER / "layers.png", 900, 600)
     (FOLDER / "layers.txt").write_text(table + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Make the pictures of the page "Seeing it", from a run that is recorded.
 
 Run `python docs/pictures/seeing_it.py` (a minute on one core; requires `equilibrate[experiments]`
-and Chromium, which takes the pictures). The seed is fixed. TensorBoard's picture is not made here.
+and Chromium, which takes the pictures). The seed is fixed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import torch
 from PIL import Image, ImageChops
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
+from rich.text import Text
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import equilibrate as eq
-from equilibrate.report import run, run_page
-from equilibrate.report.live import Follower
+from equilibrate.report import live, page
+from equilibrate.report.run import Run, load
 
 FIGURES = Path(__file__).parents[1] / "figures"
 EPOCHS = 120
@@ -49,7 +50,7 @@ COLORS = 128
 """Colours of a picture, which keep its file small."""
 
 
-def record(folder: Path) -> Path:
+def record(folder: Path) -> Run:
     """Train a small network with BatchNorm on the digits, and return its record."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -64,9 +65,7 @@ def record(folder: Path) -> Path:
     monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters())
     scheduler = eq.FDRScheduler(optimizer, monitor=monitor, threshold=0.02, factor=0.7)
     forecaster = eq.Forecaster(optimizer)
-    with eq.Recorder(
-        folder / "digits-cnn", scheduler, layers=True, forecaster=forecaster
-    ) as recorder:
+    with eq.Recorder(folder / "digits-cnn", scheduler, forecaster, layers=True) as recorder:
         for epoch in range(1, EPOCHS + 1):
             total = torch.zeros(())
             for batch in torch.randperm(len(images)).split(15):
@@ -77,50 +76,55 @@ def record(folder: Path) -> Path:
                 total += len(batch) * loss.detach()
             scheduler.step()
             recorder.record(epoch=epoch, loss=total / len(images))
-    return recorder.path
+    return recorded(recorder)
 
 
-def browse(page: str, name: str, width: int, height: int) -> None:
+def recorded(recorder: eq.Recorder) -> Run:
+    """Return what a recorder has written."""
+    run = load(recorder.path)
+    assert run is not None
+    return run
+
+
+def browse(html: str, path: Path, width: int, height: int) -> None:
     """Save a picture of a page without the margin below it."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         sys.exit("Chromium is not installed: it takes the pictures")
     with tempfile.TemporaryDirectory() as folder:
-        html, png = Path(folder, "page.html"), Path(folder, "page.png")
-        html.write_text(page)
+        file, png = Path(folder, "page.html"), Path(folder, "page.png")
+        file.write_text(html)
         command = [
             chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
             f"--user-data-dir={folder}/profile", "--virtual-time-budget=5000",
-            f"--window-size={width},{height}", f"--screenshot={png}", html.as_uri(),
+            f"--window-size={width},{height}", f"--screenshot={png}", file.as_uri(),
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         picture = Image.open(io.BytesIO(png.read_bytes())).convert("RGB")
     background = Image.new("RGB", picture.size, picture.getpixel((0, picture.height - 1)))
     bounds = ImageChops.difference(picture, background).getbbox()
     if bounds is None:
-        sys.exit(f"the picture of {name} is empty")
+        sys.exit(f"the picture {path} is empty")
     picture = picture.crop((0, 0, width, min(picture.height, bounds[3] + 12)))
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(FIGURES / name, optimize=True)
+    picture.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:
     """Record the run, and make all pictures of it."""
     with tempfile.TemporaryDirectory() as folder:
-        path = record(Path(folder))
-        page = run_page.render(run.load(path))
-        follower = Follower(path)
-        follower.poll()
-        console = Console(record=True, width=104, file=io.StringIO())
-        console.print(follower.view())
-    browse(with_style(page, f"{CURVES} {HIDDEN}"), "report.png", 1050, 2400)
-    browse(with_style(page, f"{LAYERS} {HIDDEN}"), "report-layers.png", 1050, 1600)
+        run = record(Path(folder))
+    html = page.render(run)
+    browse(with_style(html, f"{CURVES} {HIDDEN}"), FIGURES / "report.png", 1050, 2400)
+    browse(with_style(html, f"{LAYERS} {HIDDEN}"), FIGURES / "report-layers.png", 1050, 1600)
+    console = Console(record=True, width=104, file=io.StringIO())
+    console.print(Text.from_ansi(live.view(run, width=104, colours=True)))
     terminal = console.export_svg(theme=DEFAULT_TERMINAL_THEME, code_format=TERMINAL)
-    browse(terminal, "watch.png", 840, 800)
+    browse(terminal, FIGURES / "watch.png", 840, 800)
 
 
-def with_style(page: str, style: str) -> str:
+def with_style(html: str, style: str) -> str:
     """Return a page with another style sheet."""
-    return page.replace("</head>", f"<style>{style}</style></head>")
+    return html.replace("</head>", f"<style>{style}</style></head>")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     )
     from equilibrate.averages import HalfRunningMean
     from equilibrate.observables import Snapshot
-    from equilibrate.recorder import Recorder
+    from equilibrate.record.observe import scalars
+    from equilibrate.record.recorder import Recorder
     from equilibrate.relations import Relation
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __all__ = [
     "measure",
     "observables",
     "relations",
+    "scalars",
     "scale_invariance",
     "solvable",
     "stationarity",
@@ -54,9 +56,10 @@ __all__ = [
 
 _LAZY = {
     "HalfRunningMean": "averages",
-    "Recorder": "recorder",
+    "Recorder": "record.recorder",
     "Relation": "relations",
     "Snapshot": "observables",
+    "scalars": "record.observe",
 }
 """Names that are imported from their module on first use."""
 

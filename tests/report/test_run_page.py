@@ -8,13 +8,11 @@ from importlib.resources import files
 
 import pytest
 from support.browser import CHROMIUM, result
-from typer.testing import CliRunner
 
-from equilibrate.cli.app import app
-from equilibrate.report.run import from_records
-from equilibrate.report.run_page import facts, layer_table, render
-from equilibrate.runlog.files import WriteError
-from equilibrate.runlog.records import End, Records, Writer
+from equilibrate.cli import main
+from equilibrate.record.jsonl import Writer
+from equilibrate.report.page import facts, layer_table, render
+from equilibrate.report.run import Run, load
 
 ROWS = 60
 INVARIANT = {
@@ -27,8 +25,8 @@ INVARIANT = {
 
 def rows():
     for k in range(1, ROWS + 1):
-        lowered = k % 20 == 0
         residual = 2 * math.exp(-(k % 20) / 4) * (-1) ** k
+        lowered = k % 20 == 0
         layers = {
             f"block.{n}.weight": {
                 "left": 1.0,
@@ -39,6 +37,13 @@ def rows():
             }
             for n in range(8)
         }
+        lr = 0.1 * 0.5 ** (k // 20)
+        decision = {
+            "step": 100 * k - 50 * lowered,  # between two rows
+            "lowered": lowered,
+            "reason": f"equilibrated <at> {k}" if lowered else f"not yet: {k}",
+            "lrs": [lr, 0.2],
+        }
         yield {
             "step": 100 * k,
             "time": 1e9 + 2 * k,
@@ -47,22 +52,28 @@ def rows():
             "left": 1 + residual,
             "right": 1.0,
             "residual": residual,
-            "stderr": 0.1,
+            "margin": 0.2,
             "count": 50,
-            "lrs": [0.1 * 0.5 ** (k // 20), 0.2],
-            "lowered": lowered,
-            "reason": f"equilibrated <at> {k}" if lowered else f"not yet: {k}",
+            "lrs": [lr, 0.2],
+            "decisions": [decision],
             "forecasts": [{"horizon": 150, "gain": 0.1 / k, "margin": 0.01}],
             "layers": layers,
             "accuracy </script>": k / ROWS,
         }
 
 
+def made(rows, config=None):
+    run = Run("My <run>", config or {}, {"torch": "2", "gpu": None})
+    for row in rows:
+        run.add(dict(row))
+    return run
+
+
 @pytest.fixture(scope="module")
 def run():
-    config = {"name": "<b>", "recorder": {"rule": {"name": "Threshold", "threshold": 0.01}}}
-    end = End("finished", "2026-01-01T00:00:00+00:00")
-    return from_records(Records(config, {"torch": "2", "gpu": None}, list(rows()), end), "My <run>")
+    run = made(rows(), {"name": "<b>", "recorder": {"threshold": 0.01}})
+    run.end = {"status": "finished", "time": "2026-01-01T00:00:00+00:00"}
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -70,62 +81,79 @@ def html(run):
     return render(run)
 
 
+@pytest.fixture(scope="module")
+def data(html):
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
+    assert found is not None
+    return json.loads(found[1])
+
+
 def test_facts(run):
-    assert [(fact.name, fact.value) for fact in facts(run)] == [
-        ("Step", "6,000"),
-        ("Epoch", "60"),
-        ("Loss", "0.01667"),
-        ("L/R − 1", "2.00 ± 0.20"),
-        ("Learning rate", "0.0125, 0.2"),
-        ("Lowered", "3 times"),
-        ("Cooldown of 150 steps gains", "0.002 ± 0.010"),
-        ("Last decision", "equilibrated <at> 60"),
-    ]
+    assert facts(run) == {
+        "Step": "6,000",
+        "Epoch": "60",
+        "Loss": "0.01667",
+        "L/R − 1": "2.00 ± 0.20",
+        "Learning rate": "0.0125, 0.2",
+        "Lowered": "3 times",
+        "Cooldown of 150 steps gains": "0.002 ± 0.010",
+        "Last decision": "equilibrated <at> 60",
+    }
 
 
 def test_text_is_escaped(html):
     assert html.startswith("<!DOCTYPE html>")
     assert "<title>My &lt;run&gt;</title>" in html
+    assert "Finished · 2026-01-01 00:00:00 UTC · 60 rows<" in html
     assert "<at>" not in html
     assert '<td data-name="Reason"><div>equilibrated &lt;at&gt; 60</div></td>' in html
     assert "<b></div>" not in html
     assert html.count("</script>") == 2  # the data and the program
 
 
-def test_the_data_are_those_of_the_run(html, run):
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
-    assert found is not None
-    data = json.loads(found[1])
-    assert data["loss"] == run.loss
+def test_the_data_are_those_of_the_run(data, run):
+    assert data["loss"] == run.column("loss")
     assert list(data["x"]) == ["step", "epoch", "time"]
-    assert data["x"] == run.x
+    assert (data["x"]["step"][0], data["x"]["time"][-1]) == (100, 118)
     assert data["threshold"] == 0.01
-    assert data["others"] == {"accuracy </script>": run.others["accuracy </script>"]}
+    assert data["others"] == {"accuracy </script>": run.column("accuracy </script>")}
     assert data["layers"]["names"] == [f"block.{n}.weight" for n in range(8)]
-    assert [d["row"] for d in data["decisions"] if d["lowered"]] == [19, 39, 59]
+    assert data["layers"]["x"] == data["x"]
+
+
+def test_a_lowering_lies_at_its_own_step_on_every_axis(data):
+    assert data["lowerings"]["x"] == {
+        "step": [1950, 3950, 5950],
+        "epoch": [19.5, 39.5, 59.5],
+        "time": [37, 77, 117],
+    }
+    rates = data["rates"]
+    place = rates["x"]["step"].index(1950)
+    assert rates["x"]["step"][place - 1 : place + 3] == [1900, 1950, 1950, 2000]
+    assert rates["values"][0][place - 1 : place + 3] == [0.1, 0.1, 0.05, 0.05]
+    assert data["reasons"][19] == "Lowered at step 1,950: equilibrated <at> 20"
 
 
 def test_the_table_of_layers(run, html):
-    table = layer_table(run.layers)
-    assert table.columns == (
+    *_, row = run.layer_rows
+    columns, cells = layer_table(row["layers"])
+    assert columns == (
         "Layer", "State", "L/R − 1", "Angular step", "In equilibrium", "Relaxation", "Left side",
         "Right side",
     )  # fmt: skip
-    assert table.rows[0] == (
+    assert cells[0] == (
         "block.0.weight", "not resolved", "2", "0.0123 rad", "0.01 rad", "2,500 steps", "1",
         "2",
     )  # fmt: skip
-    assert table.rows[1][:6] == ("block.1.weight", "norm falls", "1", "–", "–", "–")
+    assert cells[1][:6] == ("block.1.weight", "norm falls", "1", "–", "–", "–")
     summary = "Of 8 layers, norm falls: 7, not resolved: 1, scale-invariant (⊥): 1."
     assert f"<p>{summary}</p>" in html
     assert "<details open>" in html
-    never = {"w": {"residual": 0.5, "relaxation": None}}
-    other = from_records(Records({}, {}, [{"step": 1, "layers": never}]), "mine")
-    assert layer_table(other.layers).columns == (
-        "Layer", "L/R − 1", "Relaxation", "Left side", "Right side",
-    )  # fmt: skip
-    assert layer_table(other.layers).rows == [("w", "0.5", "never", "–", "–")]
-    assert "<p>" not in render(other).partition("<h2>Layers</h2>")[2].partition("<details")[0]
+    never = {"w": {"residual": 0.5, "relaxation": None}, "v": {"residual": None}}
+    assert layer_table(never) == (
+        ("Layer", "L/R − 1", "Relaxation"),
+        [("w", "0.5", "never"), ("v", "–", "–")],
+    )
 
 
 def test_the_page_loads_nothing_and_holds_its_scripts_unchanged(html):
@@ -135,14 +163,33 @@ def test_the_page_loads_nothing_and_holds_its_scripts_unchanged(html):
     assert "://" not in html.replace("http://www.w3.org/2000/svg", "")
     for name in ("plot.js", "run.js", "run.css"):
         text = files("equilibrate.report").joinpath(f"templates/{name}").read_text(encoding="utf-8")
-        assert text in html
+        assert text.rstrip() in html
 
 
 def test_a_page_of_almost_nothing():
-    html = render(from_records(Records({}, {}, [{"loss": 1.0}]), "mine"))
-    assert "End not recorded · 1 row<" in html
+    html = render(made([{"loss": 1.0}, {"loss": [1, 2], "lrs": None, "note": "text"}]))
+    assert "End not recorded · 2 rows<" in html
     assert "<h2>Lowerings" not in html
-    assert "<h2>Layers" not in html
+    assert "Layers</h2>" not in html
+
+
+def test_a_long_record_is_thinned_and_keeps_each_lowering(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "MOST_ROWS", 100)
+    monkeypatch.setattr(Run, "MOST_LAYER_ROWS", 10)
+    with Writer(tmp_path / "mine" / "train.jsonl", config={}) as writer:
+        for k in range(1, 1002):
+            made = {"step": 10 * k - 5, "lowered": k in (77, 333), "reason": "", "lrs": [0.1]}
+            layers = {"layers": {"a": {"residual": 1.0}}} if k % 7 == 0 else {}
+            writer.write({"step": 10 * k, "loss": 1 / k, "decisions": [made], **layers})
+    run = load(tmp_path / "mine" / "train.jsonl")
+    assert run is not None
+    steps = run.column("step")
+    assert (run.title, run.recorded, steps[0], steps[-1]) == ("mine", 1001, 10, 10010)
+    assert 50 <= len(steps) <= 101
+    assert 5 <= len(list(run.layer_rows)) <= 11
+    assert [made["step"] for made in run.lowerings] == [765, 3325]
+    assert len(run.kept) == Run.MOST_DECISIONS
+    assert f"1001 rows · {len(steps)} of them drawn" in render(run)
 
 
 SCRIPT = """
@@ -232,13 +279,13 @@ def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path)
         assert found["dotReason"] == "equilibrated <at> 20"
         assert found["readout"] == (
             "step 6,000 · epoch 60 · loss 0.01667 · L/R − 1 = 2 ± 0.2 · lr 0.0125, 0.2 · "
-            "Lowered: equilibrated <at> 60"
+            "Lowered at step 5,950: equilibrated <at> 60"
         )
         assert found["tip"] == [
             "step 6,000, epoch 60 (1 min 58 s)",
             "residual: 2 ± 0.2",
             "window of 50 steps",
-            "Lowered: equilibrated <at> 60",
+            "Lowered at step 5,950: equilibrated <at> 60",
         ]
         assert found["cursors"] == 6
         assert (found["left"], found["home"]) == ("step 5,900", "step 100")
@@ -261,35 +308,39 @@ def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path)
         assert "seconds" in found["units"]
 
 
-def test_the_command_writes_the_page(tmp_path):
+def test_the_command_writes_the_page(tmp_path, capsys):
     record = tmp_path / "mine" / "train.jsonl"
     with Writer(record, config={}) as writer:
         for row in rows():
             writer.write(row)
+    best = tmp_path / "new" / "page.html"
     for arguments, path in [
         ([record.parent], record.parent / "report.html"),
         ([record], record.with_suffix(".html")),
-        (
-            [record, "--out", tmp_path / "new" / "page.html", "--title", "Best"],
-            tmp_path / "new" / "page.html",
-        ),
+        ([record, "--out", best, "--title", "Best"], best),
     ]:
-        done = CliRunner().invoke(app, ["report", *map(str, arguments)])
-        assert done.exit_code == 0, done.output
-        assert done.output.split() == ["report", str(path)]
+        main(["report", *map(str, arguments)])
+        assert capsys.readouterr().out.split() == ["report", str(path)]
         title = "Best" if "--title" in arguments else "mine"
         assert f"<h1>{title}</h1>" in path.read_text(encoding="utf-8")
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_full_disk_is_reported_and_the_page_before_it_is_kept(tmp_path, full_disk):
-    with Writer(tmp_path / "train.jsonl", config={}) as writer:
+def test_errors_are_told_in_one_line(tmp_path, full_disk):
+    with pytest.raises(
+        SystemExit, match=r"equilibrate: .*train\.jsonl does not exist: record a ru"
+    ):
+        main(["report", str(tmp_path)])
+    record = tmp_path / "[a] run.jsonl"
+    with Writer(record, config={}) as writer:
+        with pytest.raises(SystemExit, match=r"\[a\] run\.jsonl has no rows yet: wait for the fi"):
+            main(["report", str(tmp_path)])
         writer.write({"step": 1, "loss": 1.0})
-    assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
+    main(["report", str(tmp_path)])
     before = (tmp_path / "report.html").read_bytes()
-    with full_disk(5_000):
-        result = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert isinstance(result.exception, WriteError)
-    assert "report.html (File too large): free some space" in str(result.exception)
+    with full_disk(5_000), pytest.raises(SystemExit, match=r"report\.html \(File too large\): fre"):
+        main(["report", str(tmp_path)])
     assert (tmp_path / "report.html").read_bytes() == before
-    assert not list(tmp_path.rglob("*.partial"))
+    Writer(tmp_path / "other.jsonl", config={}).close()
+    with pytest.raises(SystemExit, match=r"has several records \(\[a\] run\.jsonl, other\.jsonl\)"):
+        main(["report", str(tmp_path)])

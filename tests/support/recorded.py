@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import equilibrate as eq
-from equilibrate.runlog import checkpoints, records
+from equilibrate.record import jsonl
 
 STEPS = 10
 
@@ -43,7 +43,8 @@ def train(
     theta = torch.nn.Parameter(torch.randn(6, generator=generator))
     optimizer = torch.optim.SGD([theta], lr=0.3)
     scheduler = eq.FDRScheduler(optimizer, threshold=0.1, min_steps=STEPS, every=1)
-    saved = checkpoints.load(folder / "checkpoint.pt")
+    checkpoint = folder / "checkpoint.pt"
+    saved = torch.load(checkpoint) if checkpoint.exists() else None
 
     def load() -> int:
         if saved is None:
@@ -65,7 +66,8 @@ def train(
         if epoch % 3 == 0:
             state = {"theta": theta.detach().clone(), "generator": generator.get_state()}
             state |= {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-            checkpoints.save(folder / "checkpoint.pt", {**state, "epoch": epoch})
+            torch.save({**state, "epoch": epoch}, folder / "partial.pt")
+            os.replace(folder / "partial.pt", checkpoint)
     recorder.close()
 
 
@@ -100,7 +102,7 @@ def sharded(folder: str) -> list[float]:
 
 def rows(folder: Path) -> list[dict]:
     """The rows of a run without what the clock decides."""
-    found = records.read(folder / "train.jsonl").rows
+    found = jsonl.read(folder / "train.jsonl").rows
     return [{name: row[name] for name in row if name != "time"} for row in found]
 
 
@@ -128,7 +130,7 @@ def killed(folder: Path, *, kills: int, seed: int) -> int:
     assert len(rows(run)) < epochs, "the run ended before the last kill"
     train(run, epochs=epochs)
     assert rows(run) == rows(folder / "straight")
-    assert records.read(run / "train.jsonl").end is not None
+    assert jsonl.read(run / "train.jsonl").end is not None
     return reported
 
 

@@ -18,9 +18,8 @@ from equilibrate._engine.cooldown.loss_record import over_processes
 from equilibrate._engine.optimizer.names import NamedParameters
 from equilibrate.decisions import Decision
 from equilibrate.forecast import Forecaster
-from equilibrate.integrations.scalars import named_numbers, of_optimizer
 from equilibrate.monitor import Monitor
-from equilibrate.observation import Observer
+from equilibrate.record.observe import scalars
 from equilibrate.rules import Rule, needs_of
 from equilibrate.scheduler import FDRScheduler
 
@@ -171,13 +170,13 @@ class Attached:
                 settings["forecaster"] = self.forecaster
             self.scheduler = FDRScheduler(optimizer, monitor=self.monitor, **settings)
             self.scheduler.follows_cooldown = True
-        source = self.scheduler or self.monitor
-        self._observer = Observer(source, layers=plan.layers, forecaster=self.forecaster)
         self._plan = plan
         self._others = list(_flattened(others))
         self._seen = 0
         self._start = start
         self._started = not start
+        self._lowered = False
+        """Whether the learning rate was lowered since the last `scalars`."""
         self._lowered_to: list[float] = []
         self._loss: float | Tensor | None = None
         """The sum of the losses since the last decision; None if there was none."""
@@ -229,6 +228,7 @@ class Attached:
         self._warn_if_undone(before)
         self.scheduler.step(loss)
         decision = self.scheduler.last_decision
+        self._lowered |= decision.lowered
         if decision.lowered or list(decision.lrs) != before:  # or a cooldown continues
             self._lowered_to = list(decision.lrs)
             for other in self._others:
@@ -251,8 +251,12 @@ class Attached:
 
     def scalars(self) -> dict[str, float]:
         """Return the current numbers by name, for a logger, each lowering once."""
-        seen = self._observer.observe()
-        return named_numbers(seen, seen.lowered)
+        sources = [self.scheduler or self.monitor, *filter(None, [self.forecaster])]
+        found = scalars(*sources, layers=self._plan.layers)
+        if self.scheduler is not None:
+            found["equilibrate/lowered"] = float(self._lowered)
+            self._lowered = False
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, strings and tensors.
@@ -338,7 +342,7 @@ def named(attached: Sequence[Attached]) -> dict[str, float]:
     if len(attached) == 1:
         return attached[0].scalars()
     return {
-        of_optimizer(name, i): value
+        name.replace("/", f"/optimizer_{i}/", 1): value
         for i, one in enumerate(attached)
         for name, value in one.scalars().items()
     }

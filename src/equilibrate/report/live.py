@@ -1,228 +1,177 @@
-"""A run on the terminal, from its record, while another process trains."""
+"""A run in the terminal, drawn with braille characters."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
+import textwrap
+from collections.abc import Callable
+from itertools import zip_longest
 
 from equilibrate.report.braille import chart
 from equilibrate.report.numbers import format_number
-from equilibrate.report.run import Column, Run, from_records, title_of
-from equilibrate.runlog.records import Records, Row
-from equilibrate.runlog.tail import Tail
+from equilibrate.report.run import Column, Run, last
 
-_MOST_ROWS = 2000
 _CHART_HEIGHT = 5
 _LAYERS = 8
 _SILENCE = 60.0
 """Seconds without a new row after which this is said."""
+_COLOURS = {"dim": 2, "bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
+Paint = Callable[[str, str], str]
+"""A function of a text and the name of a colour."""
 
 
-class Follower:
-    """Collects the rows of a record as they are written, in bounded memory.
-
-    Args:
-        path: The record. It may not exist yet.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.tail = Tail(path)
-        self._rows: list[Row] = []
-
-    def poll(self) -> bool:
-        """Read what is new.
-
-        Returns:
-            Whether anything was.
-        """
-        ended = self.tail.end is not None
-        update = self.tail.poll()
-        if update.restarted:
-            self._rows.clear()
-        for row in update.rows:
-            if "layers" in row and self._rows:
-                self._rows[-1].pop("layers", None)  # only the last ones are shown
-            self._rows.append(row)
-        if len(self._rows) > _MOST_ROWS:  # every other one, the last ones and all lowerings
-            recent = len(self._rows) - 50
-            kept = enumerate(self._rows)
-            self._rows = [r for i, r in kept if i % 2 == 0 or i > recent or r.get("lowered")]
-        return bool(update.rows or update.restarted or ended != (self.tail.end is not None))
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has ended."""
-        return self.tail.end is not None
-
-    def view(self) -> RenderableType:
-        """Return what there is to see now."""
-        path = self.tail.path
-        if self.tail.header is None:
-            return Text(f"Waiting for {path} …", style="dim")
-        if not self._rows:
-            return Text(f"{path} has no rows yet …", style="dim")
-        config, environment = self.tail.header.config, self.tail.header.environment
-        found = Records(config, environment, self._rows, self.tail.end)
-        run = from_records(found, title_of(path))
-        return Dashboard(run, age=time.time() - path.stat().st_mtime)
-
-
-class Dashboard:
-    """Curves, the last decision, forecasts and layers of a run, for rich to print.
+def view(run: Run, *, width: int, age: float = 0.0, colours: bool = False) -> str:
+    """Return the curves, the last decision and the layers of a run as text.
 
     Args:
         run: The run.
+        width: Width of the terminal in characters.
         age: Seconds since its last row.
+        colours: Whether to use the colours of a terminal.
+
+    Returns:
+        The text.
     """
 
-    def __init__(self, run: Run, age: float = 0.0) -> None:
-        self.run = run
-        self.age = age
+    def paint(text: str, colour: str) -> str:
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if colours and text else text
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = 2 if options.max_width >= 90 else 1
-        width = options.max_width // columns
-        grid = Table.grid(expand=True)
-        for _ in range(columns):
-            grid.add_column(ratio=1)
-        charts = [panel for panel in self._charts(width - 4) if panel is not None]
-        below = [*self._decision(), *self._layers()]
-        if len(charts) % columns and below:  # there is room beside the last chart
-            charts.append(below.pop(0))
-        for first in range(0, len(charts), columns):
-            grid.add_row(*charts[first : first + columns])
-        yield Group(self._title(), grid, *below)
+    columns = 2 if width >= 90 else 1
+    each = (width - 2 * (columns - 1)) // columns
+    panels = [panel for panel in _charts(run, each, paint) if panel]
+    lines = [*_title(run, age, width, paint), ""]
+    for first in range(0, len(panels), columns):
+        beside = zip_longest(*panels[first : first + columns], fillvalue="")
+        lines += ["  ".join(parts).rstrip() for parts in beside] + [""]
+    lines += [*_decisions(run, width, paint), *_layers(run, width, paint)]
+    return "\n".join(lines).rstrip() + "\n"
 
-    def _title(self) -> Text:
-        run = self.run
-        parts = [f"step {run.x['step'][-1]:,.0f}"]
-        if "epoch" in run.x:
-            parts.append(f"epoch {run.x['epoch'][-1]:.6g}")
-        if speed := _steps_per_second(run):
-            parts.append(f"{f'{speed:,.0f}' if speed >= 100 else format_number(speed)} steps/s")
-        text = Text.assemble((run.title, "bold"), "  ", " · ".join(parts), "  ")
-        if run.end is not None:
-            good = run.end.status == "finished"
-            return text.append(run.end.status, style="green" if good else "red")
-        if self.age > _SILENCE:
-            return text.append(f"no new row for {_duration(self.age)}", style="yellow")
-        return text.append(f"last row {_duration(self.age)} ago", style="dim")
 
-    def _charts(self, width: int) -> list[RenderableType | None]:
-        run = self.run
-        margin = _last(run.margin) if run.margin[-1] is not None else None
-        linear = run.threshold or 0.01
+def _title(run: Run, age: float, width: int, paint: Paint) -> list[str]:
+    *_, row = run.rows
+    parts = [f"step {row['step']:,}"]
+    if "epoch" in row:
+        parts.append(f"epoch {row['epoch']:.6g}")
+    if speed := _steps_per_second(run):
+        parts.append(f"{f'{speed:,.0f}' if speed >= 100 else format_number(speed)} steps/s")
+    if run.end is not None:
+        status, colour = run.end["status"], "green" if run.end["status"] == "finished" else "red"
+    elif age > _SILENCE:
+        status, colour = f"no new row for {_duration(age)}", "yellow"
+    else:
+        status, colour = f"last row {_duration(age)} ago", "dim"
+    head = f"{run.title}  {' · '.join(parts)}"
+    if len(f"{head}  {status}") <= width:
+        return [f"{paint(head, 'bold')}  {paint(status, colour)}"]
+    lines = [paint(line, "bold") for line in textwrap.wrap(head, width)]
+    return lines + [paint(line, colour) for line in textwrap.wrap(status, width)]
 
-        def symmetric(value: float) -> float:
-            return math.asinh(value / linear)
 
-        charts: list[RenderableType | None] = [
-            _chart("residual L/R − 1", run.residual, width, "cyan", symmetric, margin),
-            _chart("loss", run.loss, width, "green", _log_or_linear(run.loss)),
-        ]
-        for number, rates in enumerate(run.lrs):
-            name = "learning rate" if len(run.lrs) == 1 else f"learning rate, group {number}"
-            if number == 0 or len(set(rates)) > 1:
-                charts.append(_chart(name, rates, width, "yellow", _log_or_linear(rates)))
-        for gain in run.gains:
-            name = f"cooldown of {gain.horizon} steps gains"
-            charts.append(_chart(name, gain.gain, width, "magenta", None, gain.margin[-1]))
-        return charts
+def _charts(run: Run, width: int, paint: Paint) -> list[list[str]]:
+    unit = run.threshold or 0.01
+    residual, margin, loss = run.column("residual"), run.column("margin"), run.column("loss")
 
-    def _decision(self) -> list[RenderableType]:
-        decisions = self.run.decisions
-        if not decisions:
-            return []
-        lowered = [made for made in decisions if made.lowered]
-        text = Text.assemble((decisions[-1].reason, "bold" if decisions[-1].lowered else ""))
-        if lowered and not decisions[-1].lowered:
-            step = f"{lowered[-1].step:,.0f}"
-            text.append(f"\nlowered {len(lowered)} ×, last at step {step}: ", style="dim")
-            text.append(lowered[-1].reason, style="dim")
-        return [Panel(text, title="last decision", title_align="left", border_style="dim")]
+    def symmetric(value: float) -> float:
+        return math.asinh(value / unit)
 
-    def _layers(self) -> list[RenderableType]:
-        layers = self.run.layers
-        if layers is None:
-            return []
-        found = [
-            (name, residual[-1], margin[-1], layers.last.get(name, {}).get("state") or "")
-            for name, residual, margin in zip(
-                layers.names, layers.residual, layers.margin, strict=True
-            )
-        ]
-        found.sort(key=lambda layer: -1.0 if layer[1] is None else abs(layer[1]), reverse=True)
-        more = f", {_LAYERS} of {len(found)}" if len(found) > _LAYERS else ""
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        table.add_column(f"layers by |L/R − 1|{more}", overflow="ellipsis", no_wrap=True)
-        table.add_column("L/R − 1", justify="right", no_wrap=True)
-        table.add_column("")
-        table.add_column("", no_wrap=True)
-        for name, residual, margin, state in found[:_LAYERS]:
-            number = format_number(residual, margin)
-            table.add_row(Text(name), number, _bar(residual), Text(state, style="dim"))
-        return [table]
+    charts = [
+        _chart("residual L/R − 1", residual, width, "cyan", paint, symmetric, margin[-1]),
+        _chart("loss", loss, width, "green", paint, _log_or_none(loss)),
+    ]
+    rates = run.rates()
+    for group, values in enumerate(rates):
+        name = "learning rate" if len(rates) == 1 else f"learning rate, group {group}"
+        if group == 0 or len(set(values)) > 1:
+            charts.append(_chart(name, values, width, "yellow", paint, _log_or_none(values)))
+    for horizon, (gain, of_gain) in run.gains().items():
+        name = f"cooldown of {horizon} steps gains"
+        charts.append(_chart(name, gain, width, "blue", paint, None, of_gain[-1]))
+    return charts
 
 
 def _chart(
     title: str,
     values: Column,
     width: int,
-    style: str,
+    colour: str,
+    paint: Paint,
     transform: Callable[[float], float] | None,
     margin: float | None = None,
-) -> Panel | None:
-    """Return a panel with a curve, or None if there is no value."""
+) -> list[str]:
+    """Return a title and the lines of a curve, all of the same width; none without a value."""
     finite = sorted(value for value in values if value is not None)
     if not finite:
-        return None
+        return []
     cut = len(finite) // 20 if transform is None else 0  # the first values may be far off
     low, high = finite[cut], finite[-1 - cut]
     if low == high:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
-    labels = format_number(high), format_number(low)
-    side = max(map(len, labels))
+    labels = {0: format_number(high), _CHART_HEIGHT - 1: format_number(low)}
+    side = max(map(len, labels.values()))
+    size = max(4, width - side - 1)
     lines = chart(
         values,
-        width=max(4, width - side - 1),
+        width=size,
         height=_CHART_HEIGHT,
         low=low,
         high=high,
         transform=transform or (lambda value: value),
     )
-    text = Text()
-    for number, line in enumerate(lines):
-        label = {0: labels[0], _CHART_HEIGHT - 1: labels[1]}.get(number, "")
-        text.append(f"{label:>{side}} ", style="dim").append(line, style=style)
-        text.append("\n" if number < _CHART_HEIGHT - 1 else "")
-    now = format_number(_last(values), margin)
-    return Panel(text, title=Text(f"{title}  {now}"), title_align="left", border_style="dim")
+    head = f"{title}  {format_number(last(values), margin)}"[: side + 1 + size]
+    return [
+        paint(f"{head:{side + 1 + size}}", "bold"),
+        *(
+            paint(f"{labels.get(k, ''):>{side}} ", "dim") + paint(line, colour)
+            for k, line in enumerate(lines)
+        ),
+    ]
 
 
-def _log_or_linear(values: Sequence[float | None]) -> Callable[[float], float] | None:
+def _decisions(run: Run, width: int, paint: Paint) -> list[str]:
+    if run.last_decision is None:
+        return []
+    lines = [paint("last decision", "bold"), *textwrap.wrap(run.last_decision["reason"], width)]
+    if run.lowerings and not run.last_decision["lowered"]:
+        made = run.lowerings[-1]
+        text = f"lowered {len(run.lowerings)} ×, last at step {made['step']:,}: {made['reason']}"
+        lines += [paint(line, "dim") for line in textwrap.wrap(text, width)]
+    return [*lines, ""]
+
+
+def _layers(run: Run, width: int, paint: Paint) -> list[str]:
+    layers = [row["layers"] for row in run.layer_rows]
+    if not layers:
+        return []
+    found = sorted(layers[-1].items(), key=lambda item: -abs(item[1].get("residual") or 0.0))
+    more = f", {_LAYERS} of {len(found)}" if len(found) > _LAYERS else ""
+    lines = [paint(f"layers by |L/R − 1|{more}", "bold")]
+    size = max(12, min(width - 46, max(len(name) for name, _ in found)))
+    for name, layer in found[:_LAYERS]:
+        residual = layer.get("residual")
+        short = name if len(name) <= size else f"…{name[1 - size :]}"
+        value = format_number(residual, layer.get("margin"))
+        bar = paint(_bar(residual), "blue" if (residual or 0.0) < 0 else "yellow")
+        state = (layer.get("state") or "")[: max(0, width - size - 34)]
+        lines.append(f"{short:{size}} {value:>16}  {bar}  {state}".rstrip())
+    return lines
+
+
+def _bar(residual: float | None, half: int = 6) -> str:
+    """Return a bar from the middle: to the left if negative, logarithmic from 0.01 to 10."""
+    size = 0 if residual is None else math.log10(max(abs(residual), 0.01) / 0.01) / 3
+    bar = "█" * min(half, round(size * half))
+    falls = residual is not None and residual > 0
+    return f"{'' if falls else bar:>{half}}│{bar if falls else '':{half}}"
+
+
+def _log_or_none(values: Column) -> Callable[[float], float] | None:
     return math.log if all(value is None or value > 0 for value in values) else None
 
 
-def _bar(residual: float | None, width: int = 20) -> Text:
-    """Return a bar from the middle: to the left if negative, logarithmic from 0.01 to 10."""
-    if residual is None:
-        return Text("undefined", style="dim")
-    size = math.log10(max(abs(residual), 0.01) / 0.01) / 3
-    cells = min(width // 2, round(size * width / 2))
-    left = " " * (width // 2 - cells) + "█" * cells if residual < 0 else " " * (width // 2)
-    return Text.assemble((left, "blue"), "│", ("█" * cells if residual > 0 else "", "yellow"))
-
-
 def _steps_per_second(run: Run) -> float | None:
-    step, seconds = run.x["step"][-10:], run.x.get("time", [0.0])[-10:]
-    made, passed = step[-1] - step[0], seconds[-1] - seconds[0]
+    rows = [row for row in run.rows if "time" in row][-10:]
+    made = rows[-1]["step"] - rows[0]["step"] if rows else 0
+    passed = rows[-1]["time"] - rows[0]["time"] if rows else 0.0
     return made / passed if made > 0 and passed > 0 else None
 
 
@@ -231,7 +180,3 @@ def _duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h"
-
-
-def _last(column: Column) -> float | None:
-    return next((value for value in reversed(column) if value is not None), None)

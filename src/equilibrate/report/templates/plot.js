@@ -124,20 +124,6 @@ const Plot = (() => {
     return parts.join("");
   }
 
-  // Steps: a value holds until the next point, or since the one before.
-  function stepPath(xs, ys, fromNowOn) {
-    const parts = [];
-    let last = null;
-    for (let i = 0; i < xs.length; i++) {
-      if (xs[i] === null || ys[i] === null) { last = null; continue; }
-      if (last === null) parts.push("M" + at(xs[i], ys[i]));
-      else if (fromNowOn) parts.push(`H${xs[i].toFixed(1)}V${ys[i].toFixed(1)}`);
-      else parts.push(`V${ys[i].toFixed(1)}H${xs[i].toFixed(1)}`);
-      last = i;
-    }
-    return parts.join("");
-  }
-
   // The area between two curves, one polygon for each run of points that have both.
   function bandPath(xs, lows, highs) {
     const parts = [];
@@ -227,7 +213,7 @@ const Plot = (() => {
   }
 
   return {
-    isNumber, extent, bulk, padded, linearTicks, logTicks, symlogTicks, apart, scale, linePath, stepPath,
+    isNumber, extent, bulk, padded, linearTicks, logTicks, symlogTicks, apart, scale, linePath,
     bandPath, nearest, borders, format, shortNames, formatTime, shade, diverging,
   };
 })();

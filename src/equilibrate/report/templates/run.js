@@ -28,10 +28,11 @@
     const longest = run.x.time[run.x.time.length - 1];
     return longest > 3 * 3600 ? ["hours", 3600] : longest > 180 ? ["minutes", 60] : ["seconds", 1];
   }
-  function xValues() {
-    if (state.axis !== "time") return run.x[state.axis];
+  // Rows, learning rates, lowerings and layers each have an x, with a list for each axis.
+  function xValues({ x } = run) {
+    if (state.axis !== "time") return x[state.axis];
     const [, seconds] = timeUnit();
-    return run.x.time.map((t) => t / seconds);
+    return x.time.map((t) => t / seconds);
   }
   const xLabel = () => (state.axis === "time" ? timeUnit()[0] : state.axis);
   function xDomain() {
@@ -72,14 +73,14 @@
       found.push({ id: "loss", title: "Loss", curves,
         kinds: positive(curves) ? LOG : FULL });
     }
-    const rates = run.lrs.map((values, g) => ({
-      name: run.lrs.length > 1 ? `group ${g}` : "learning rate", values, steps: true,
+    const rates = run.rates.values.map((values, g) => ({
+      name: run.lrs.length > 1 ? `group ${g}` : "learning rate", values,
       color: ["rate", "left", "right", "more-1", "more-2"][g % 5], dash: g ? `${2 + 2 * g} 3` : null,
     })).filter((c) => present(c.values));
     if (rates.length) {
-      found.push({ id: "rate", title: "Learning rate", curves: rates, dots: true,
+      found.push({ id: "rate", title: "Learning rate", curves: rates, of: run.rates, dots: true,
         kinds: positive(rates) ? LOG : FULL,
-        note: run.decisions.some((d) => d.lowered) ? "Dots: it was lowered." : "" });
+        note: run.lowerings.lrs.length ? "Dots: a decision lowered it." : "" });
     }
     const gains = run.gains.filter((g) => present(g.gain)).map((g, k) => ({
       name: `over ${Plot.format(g.horizon)} steps`, values: g.gain, margin: g.margin,
@@ -142,7 +143,7 @@
   function yScale(panel, height) {
     const range = [height - MARGIN.bottom, MARGIN.top];
     const [first, last] = xDomain();
-    const inside = run.x[state.axis] && xValues().map((x) => x >= first && x <= last);
+    const inside = xValues(panel.of).map((x) => x >= first && x <= last);
     const seen = (column) => column.filter((_, i) => inside[i]);
     const all = panel.curves.flatMap((c) => seen(c.values));
     const wide = panel.curves.flatMap((c) => (c.margin
@@ -192,10 +193,9 @@
     make("text", { ...place, x: width - MARGIN.right, "text-anchor": "end" }, xLabel())];
   }
 
-  function lowerings(panel, x, height) {
-    const xs = xValues();
-    const drawn = run.decisions.filter((d) => d.lowered && d.row >= 0);
-    const path = drawn.map((d) => `M${x.map(xs[d.row]).toFixed(1)},${MARGIN.top}V${height - MARGIN.bottom}`);
+  function lowerings(x, height) {
+    const path = xValues(run.lowerings).map(
+      (at) => `M${x.map(at).toFixed(1)},${MARGIN.top}V${height - MARGIN.bottom}`);
     return make("path", { class: "lowering", d: path.join("") });
   }
 
@@ -205,7 +205,7 @@
     const x = Plot.scale("linear", xDomain(), [panel.left, width - MARGIN.right]);
     const y = yScale(panel, height);
     Object.assign(panel, { x, y, width, height });
-    const px = xValues().map(x.map);
+    const px = xValues(panel.of).map(x.map);
     const clip = `clip-${panel.id}`;
     const inner = make("g", { "clip-path": `url(#${CSS.escape(clip)})` });
     if (panel.zone) {
@@ -213,7 +213,7 @@
       inner.append(make("rect", { class: "zone", x: panel.left, y: Math.min(top, bottom),
         width: width - panel.left - MARGIN.right, height: Math.abs(bottom - top) }));
     }
-    inner.append(lowerings(panel, x, height));
+    inner.append(lowerings(x, height));
     for (const curve of panel.curves) {
       const py = curve.values.map(y.map);
       const stroke = `var(--${curve.color})`;
@@ -222,17 +222,16 @@
           withMargin(curve.values, curve.margin, -1).map(y.map),
           withMargin(curve.values, curve.margin, 1).map(y.map)) }));
       }
-      const d = curve.steps ? Plot.stepPath(px, py, run.lrs_from_now_on) : Plot.linePath(px, py);
-      inner.append(make("path", { class: "curve", d, stroke,
+      inner.append(make("path", { class: "curve", d: Plot.linePath(px, py), stroke,
         "stroke-dasharray": curve.dash || null }));
     }
     if (panel.dots) {
-      for (const made of run.decisions.filter((m) => m.lowered && m.row >= 0)) {
-        const py = y.map(panel.curves[0].values[made.row]);
-        if (py === null) continue;
-        inner.append(make("circle", { class: "dot", cx: px[made.row], cy: py, r: 4.5,
-          fill: "var(--right)" }, make("title", {}, made.reason)));
-      }
+      xValues(run.lowerings).forEach((at, k) => {
+        const py = y.map(run.lowerings.lrs[k][0]);
+        if (py === null) return;
+        inner.append(make("circle", { class: "dot", cx: x.map(at), cy: py, r: 4.5,
+          fill: "var(--right)" }, make("title", {}, run.lowerings.reasons[k])));
+      });
     }
     panel.cursor = make("g");
     panel.drag = make("rect", { class: "drag", y: MARGIN.top, height: height - MARGIN.top - MARGIN.bottom, width: 0 });
@@ -247,14 +246,25 @@
     panel.select();
   }
 
+  // The place of a row in what a panel shows: the last one that is not after it.
+  function rowIn(panel, row) {
+    if (!panel.of) return row;
+    const xs = xValues(panel.of), x = xValues()[row];
+    let place = Plot.nearest(xs, x);
+    while (place > 0 && xs[place] > x) place--;
+    while (xs[place + 1] <= x) place++;
+    return place;
+  }
+
   function selectInCurves(panel) {
     panel.cursor.replaceChildren();
     if (state.row === null) return;
     const px = panel.x.map(xValues()[state.row]);
     panel.cursor.append(make("line", { class: "cursor", x1: px, x2: px, y1: MARGIN.top,
       y2: panel.height - MARGIN.bottom }));
+    const place = rowIn(panel, state.row);
     for (const curve of panel.curves) {
-      const py = panel.y.map(curve.values[state.row]);
+      const py = panel.y.map(curve.values[place]);
       if (py !== null) {
         panel.cursor.append(make("circle", { class: "dot", cx: px, cy: py, r: 4,
           fill: `var(--${curve.color})` }));
@@ -308,7 +318,7 @@
     const size = Math.max(1, Math.min(18, Math.floor(480 / layers.names.length)));
     const height = MARGIN.top + size * layers.names.length + MARGIN.bottom;
     const x = Plot.scale("linear", xDomain(), [panel.left, width - MARGIN.right]);
-    const edges = Plot.borders(layers.rows.map((i) => x.map(xValues()[i])));
+    const edges = Plot.borders(xValues(layers).map(x.map));
     const inside = width - MARGIN.right - panel.left;
     Object.assign(panel, { x, width, height, size, edges });
     // Each pixel column shows the reading that is nearest to it.
@@ -341,7 +351,7 @@
   function selectInLayers(panel, layers) {
     panel.cursor.replaceChildren();
     if (state.row === null) return;
-    const column = Plot.nearest(layers.rows, state.row);
+    const column = Plot.nearest(xValues(layers), xValues()[state.row]);
     const [first, last] = [panel.edges[column], panel.edges[column + 1]].map(
       (e) => Math.max(panel.left, Math.min(panel.width - MARGIN.right, e)));
     const all = state.layer === null;
@@ -367,13 +377,6 @@
     return parts;
   }
 
-  function reasonsAt(row) {
-    const made = run.decisions.filter((d) => d.row === row);
-    const texts = made.length ? made.map((d) => (d.lowered ? `Lowered: ${d.reason}` : d.reason))
-      : [run.reasons[row]];
-    return texts.filter((text) => text);
-  }
-
   function select(row, layer = null) {
     state.row = row;
     state.layer = layer;
@@ -382,20 +385,21 @@
       readout.textContent = "Point at a curve to read it; drag to zoom.";
       return;
     }
-    readout.textContent = [...describe(row), ...reasonsAt(row).slice(-1)].join(" · ");
+    readout.textContent = [...describe(row), run.reasons[row]].filter((t) => t).join(" · ");
   }
 
   function tipLines(panel, row, layer) {
     if (panel.id === "layers") {
-      const column = Plot.nearest(run.layers.rows, row), at = run.layers.rows[column];
+      const column = Plot.nearest(xValues(run.layers), xValues()[row]);
       const state = run.layers.states[run.layers.state[layer][column]];
       return [run.layers.names[layer] + (run.layers.scale_invariant[layer] ? " ⊥" : ""),
         `L/R − 1 = ${plusMinus(run.layers.residual[layer][column],
           run.layers.margin[layer][column])}`, ...(state ? [state] : []),
-        `step ${Plot.format(run.x.step[at])}`];
+        `step ${Plot.format(run.layers.x.step[column])}`];
     }
-    const curves = panel.curves.map((c) => `${c.name}: ${plusMinus(c.values[row],
-      c.margin ? c.margin[row] : null)}`);
+    const place = rowIn(panel, row);
+    const curves = panel.curves.map((c) => `${c.name}: ${plusMinus(c.values[place],
+      c.margin ? c.margin[place] : null)}`);
     const where = describe(row).slice(0, run.x.epoch ? 2 : 1).join(", ");
     const time = run.x.time ? ` (${Plot.formatTime(run.x.time[row])})` : "";
     const window = Plot.isNumber(run.count[row]) && ["sides", "residual"].includes(panel.id)
@@ -404,9 +408,9 @@
   }
 
   function showTip(panel, row, layer, pageX, pageY) {
-    const why = panel.id === "layers" ? [] : reasonsAt(row);
+    const why = panel.id === "layers" ? null : run.reasons[row];
     tip.replaceChildren(...tipLines(panel, row, layer).map((text) => make("p", {}, text)),
-      ...why.map((text) => make("p", { class: "why" }, text)));
+      ...(why ? [make("p", { class: "why" }, why)] : []));
     tip.hidden = false;
     const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
     const right = pageX + 16;

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import equilibrate
-from equilibrate.runlog import provenance
+from equilibrate.record import provenance
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def commit_of(file):
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the module in a repository that does not track it yet."""
-    file = tmp_path / "src" / "equilibrate" / "runlog" / "provenance.py"
+    file = tmp_path / "src" / "equilibrate" / "record" / "provenance.py"
     file.parent.mkdir(parents=True)
     shutil.copy(provenance.__file__, file)
     shutil.copy(ROOT / ".gitattributes", tmp_path)

@@ -1,0 +1,1 @@
+"""Records of training runs, and the numbers of a monitor or scheduler for loggers."""
