@@ -55,11 +55,12 @@ class Losses:
             self._window = Window(2, device, _CAPACITY)
             pending = torch.zeros(_PENDING, dtype=torch.float64, device=device)
             self._pending, self._slots = pending, pending.unbind(0)
-        slot = self._slots[len(self._given)]
-        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
-            slot.copy_(loss.detach().reshape(()), non_blocking=True)
-        elif loss is not None:
-            slot.fill_(_number(loss))
+        if loss is not None:
+            checked, slot = check_loss(loss), self._slots[len(self._given)]
+            if isinstance(checked, Tensor):
+                slot.copy_(checked.detach().reshape(()), non_blocking=True)
+            else:
+                slot.fill_(checked)
         self._given.append(loss is not None)
         if len(self._given) == _PENDING:
             self._settle()
@@ -137,7 +138,17 @@ class Losses:
         return total.numpy(), self._window.lengths().astype(float)
 
 
-def _number(loss: Any) -> float:
+def check_loss(loss: Any) -> float | Tensor:
+    """Return a loss as a number, or as it is if it is a tensor.
+
+    Args:
+        loss: What a user has handed over.
+
+    Raises:
+        TypeError: If it is not a number or a floating-point tensor with one element.
+    """
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point():
+        return loss
     if isinstance(loss, Real) and not isinstance(loss, bool):
         return float(loss)
     if not isinstance(loss, Tensor) and hasattr(loss, "item") and getattr(loss, "size", 0) == 1:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from equilibrate.layers import Layer, by_name
+from equilibrate.monitor.layers import Layer
 
 _SIDES = ("left", "right", "residual")
 
@@ -63,7 +63,7 @@ class Sources:
     @property
     def decisions(self) -> list[Any]:
         """The decisions that the scheduler remembers, the newest last."""
-        return list(getattr(self.scheduler, "decisions", None) or _judgements(self.scheduler))
+        return list(getattr(self.scheduler, "decisions", ()))
 
 
 def observe(sources: Sources, *, layers: bool = False) -> dict[str, Any]:
@@ -82,23 +82,23 @@ def observe(sources: Sources, *, layers: bool = False) -> dict[str, Any]:
         ValueError: If layers are wanted, but there is no monitor.
     """
     row: dict[str, Any] = {"step": sources.step}
+    if layers and sources.monitor is None:
+        raise ValueError("layers=True needs a monitor: pass an eq.Monitor, too")
     if sources.monitor is not None:
-        reading = sources.monitor.reading()
+        read = sources.monitor.read()
+        reading = read.whole
         last = getattr(sources.scheduler, "last_decision", None)
         if not reading.count and last is not None and last.reading is not None:
             reading = last.reading  # lowering has just restarted the window
         row |= {name: getattr(reading, name) for name in (*_SIDES, "stderr", "margin", "count")}
+        if layers and read.whole.count:
+            threshold = getattr(getattr(sources.scheduler, "rule", None), "threshold", 0.01)
+            table = read.layers(threshold)
+            row["layers"] = {layer.name: _layer(layer) for layer in table.layers}
     groups = sources.optimizer.param_groups
     row["lrs"] = [float(group.get("lr", math.nan)) for group in groups]
     if sources.forecaster is not None:
         row["forecasts"] = [_forecast(made) for made in sources.forecaster.forecasts()]
-    if layers:
-        if sources.monitor is None:
-            raise ValueError("layers=True needs a monitor: pass an eq.Monitor, too")
-        rule: Any = getattr(sources.scheduler, "rule", None)
-        read = by_name(sources.monitor, rule)
-        if any(layer.reading.count for layer in read.values()):
-            row["layers"] = {name: _layer(layer) for name, layer in read.items()}
     return row
 
 
@@ -165,10 +165,6 @@ def scalars(*sources: Any, layers: bool = False) -> dict[str, float]:
         named[f"{group}/angular_step"] = parts.get("angular_step", math.nan)
         named[f"{group}/equilibrium_angular_step"] = parts.get("equilibrium", math.nan)
     return {name: value for name, value in named.items() if math.isfinite(value)}
-
-
-def _judgements(scheduler: Any) -> Any:
-    return getattr(scheduler, "judgements", ())
 
 
 def _forecast(forecast: Any) -> dict[str, Any]:

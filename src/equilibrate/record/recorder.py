@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from equilibrate._arguments import check_steps
-from equilibrate._engine.cooldown.loss_record import check_loss
+from equilibrate.forecast.losses import check_loss
 from equilibrate.record import jsonl
 from equilibrate.record.observe import Sources, observe
 
