@@ -1,321 +1,310 @@
-"""A scheduler that cools down linearly to the end of a training, from its first decision on."""
+"""A cooldown begins when it pays, falls linearly to the end, and says what does not fit."""
 
-import linecache
+import copy
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 import equilibrate as eq
-from equilibrate.rules import Verdict
+from equilibrate.estimates import Estimate
+from equilibrate.forecast.losses import Losses
+from equilibrate.schedulers.cooldown import compare
 
 
-class At:
-    """A rule that acts from a step on, and counts how often it was asked."""
+class Run:
+    """A noisy quadratic in 40 dimensions, at its noise floor if `distance` is 0."""
 
-    def __init__(self, step):
-        self.step, self.asked = step, 0
+    def __init__(self, total_steps=2000, lrs=(0.1,), distance=0.0, drift=0.0, seed=0, **options):
+        self.random = torch.Generator().manual_seed(seed)
+        start = torch.full((40,), float(distance), dtype=torch.float64)
+        self.params = [nn.Parameter(start.clone()) for _ in lrs]
+        groups = [{"params": [p], "lr": lr} for p, lr in zip(self.params, lrs, strict=True)]
+        self.optimizer = torch.optim.SGD(groups)
+        self.scheduler = eq.Cooldown(self.optimizer, total_steps, **options)
+        self.drift = drift
+        self.rates, self.losses = [], []
 
-    def judge(self, reading):
-        self.asked += 1
-        return Verdict(reading.step >= self.step, f"{reading.step} steps")
+    def train(self, steps, *, handed=lambda loss: loss):
+        for _ in range(steps):
+            t, total = self.scheduler.last_epoch, 0.0
+            for p in self.params:
+                noise = torch.randn(40, generator=self.random, dtype=torch.float64)
+                p.grad = p.detach() + noise
+                total = total + 0.5 * p.detach().square().sum() + noise @ p.detach()
+            self.rates.append([float(group["lr"]) for group in self.optimizer.param_groups])
+            self.optimizer.step()
+            self.losses.append(float(total) - self.drift * t)
+            self.scheduler.step(handed(total - self.drift * t))
+        return self
+
+    def state(self):
+        return copy.deepcopy(
+            {
+                "params": [p.detach() for p in self.params],
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "random": self.random.get_state(),
+            }
+        )
+
+    def load(self, state):
+        with torch.no_grad():
+            for p, value in zip(self.params, state["params"], strict=True):
+                p.copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.random.set_state(state["random"])
+        return self
 
 
-def scheduled(rule=None, lr=1.0, groups=1, **options):
-    params = [nn.Parameter(torch.ones(2)) for _ in range(groups)]
-    optimizer = torch.optim.SGD(
-        [{"params": [p], "lr": lr / (i + 1)} for i, p in enumerate(params)], lr=lr
-    )
-    options = {"cooldown_end": 100, "min_steps": 1, "every": 1} | options
-    return optimizer, eq.FDRScheduler(optimizer, rule=rule or At(60), **options)
-
-
-def train(optimizer, scheduler, steps, each=1):
-    """Return the learning rate of every group at each step."""
-    rates = []
-    for step in range(1, steps + 1):
-        rates.append([group["lr"] for group in optimizer.param_groups])
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                p.grad = 1e-3 * torch.randn_like(p)
-        optimizer.step()
-        if step % each == 0:
-            scheduler.step()
-    return rates
-
-
-def test_the_rate_falls_linearly_to_zero_from_the_first_decision_on():
-    rule = At(60)
-    optimizer, scheduler = scheduled(rule, groups=2)
-    rates = train(optimizer, scheduler, 59)
-    assert rates == [[1.0, 0.5]] * 59
-    train(optimizer, scheduler, 1)
-    decision = scheduler.last_decision
+@pytest.mark.parametrize("handed", [lambda loss: loss, float])
+def test_it_begins_at_the_noise_floor_and_falls_linearly_to_the_end(handed):
+    run = Run().train(2000, handed=handed)
+    assert isinstance(run.scheduler, LRScheduler)
+    decision = run.scheduler.last_decision
     assert decision.lowered
-    assert decision.reason == "60 steps; cooling down linearly until step 100"
-    assert decision.lrs == (1.0, 0.5)
-    asked = rule.asked
-    rates = train(optimizer, scheduler, 45)
-    expected = [max(0.0, (100 - step) / 40) for step in range(60, 105)]
-    assert [one for one, _ in rates] == pytest.approx(expected)
-    assert [two for _, two in rates] == pytest.approx([0.5 * x for x in expected])
-    assert rates[40] == [0, 0]  # the step after the last one
-    assert rule.asked == asked  # not again
-    assert not scheduler.last_decision.lowered
-    assert scheduler.last_decision.reason == "the cooldown has ended at step 100"
-    assert [judgement.step for judgement in scheduler.judgements if judgement.lowered] == [60]
+    assert decision.reason.startswith("decaying now is worth ")
+    assert decision.reason.endswith("; the learning rate decays linearly until step 2000")
+    start = decision.step
+    assert 300 <= start < 1800
+    expected = [0.1] * start + [0.1 * (2000 - t) / (2000 - start) for t in range(start, 2000)]
+    assert np.array(run.rates)[:, 0] == pytest.approx(np.array(expected), rel=1e-12)
+    assert run.optimizer.param_groups[0]["lr"] == 0
+    assert run.scheduler.is_decaying
+    assert [made.lowered for made in run.scheduler.decisions].count(True) == 1
+    noise_floor = 40 * 0.1 / (4 - 2 * 0.1)
+    assert 0.5 * run.params[0].square().sum() < 0.2 * noise_floor
 
 
-def test_calls_at_the_ends_of_epochs_make_a_staircase():
-    optimizer, scheduler = scheduled()
-    with pytest.warns(UserWarning, match=r"after 20 optimizer steps, .* every opt") as caught:
-        rates = [rate for (rate,) in train(optimizer, scheduler, 100, each=20)]
-    assert len(caught) == 1
-    assert rates == pytest.approx([1.0] * 80 + [0.5] * 20)
+def test_it_waits_while_the_loss_falls_and_begins_in_the_last_tenth():
+    run = Run(drift=0.01).train(2000)
+    decision = run.scheduler.last_decision
+    assert decision.step == 1800
+    assert decision.reason.startswith("10% of the steps are left (not yet: decaying now is worth ")
+    waited = list(run.scheduler.decisions)[-2]
+    assert not waited.lowered
+    assert waited.reason.startswith("not yet: decaying now is worth")
 
 
-def test_min_lr_is_the_end_of_the_line():
-    optimizer, scheduler = scheduled(min_lr=0.2)
-    rates = [rate for (rate,) in train(optimizer, scheduler, 80)]
-    assert rates[:60] == [1.0] * 60
-    assert rates[70] == pytest.approx(0.8)
-    assert scheduler.last_decision.reason == (
-        "cooling down until step 100: 60.0% of the learning rate is left"
+def test_warm_up_is_linear_and_counts():
+    run = Run(500, lrs=(0.1, 0.02), warmup_steps=10).train(500)
+    assert np.array(run.rates[:11])[:, 0] == pytest.approx([0.01 * min(t + 1, 10) for t in range(11)])
+    assert run.rates[5][1] == pytest.approx(0.2 * run.rates[5][0])
+    assert run.scheduler.last_decision.lowered
+    assert run.rates[-1] == pytest.approx(
+        [lr / (500 - run.scheduler.last_decision.step) for lr in (0.1, 0.02)]
     )
-    rates = [rate for (rate,) in train(optimizer, scheduler, 30)]
-    assert min(rates) == rates[-1] == 0.2
-    optimizer, scheduler = scheduled(min_lr=2.0)
-    train(optimizer, scheduler, 80)
-    assert scheduler.last_decision.reason == "80 steps, but lr is at min_lr"
-    assert optimizer.param_groups[0]["lr"] == 1.0  # never raised
 
 
-def test_a_lower_rate_that_somebody_else_set_is_not_raised():
-    optimizer, scheduler = scheduled()
-    train(optimizer, scheduler, 70)
-    optimizer.param_groups[0]["lr"] = 0.01
-    train(optimizer, scheduler, 10)
-    assert optimizer.param_groups[0]["lr"] == 0.01
+def test_min_lr_is_the_end_of_the_line_and_never_raises_a_rate():
+    run = Run(400, lrs=(0.1, 0.02), min_lr=[0.01, 0.05]).train(400)
+    assert [float(g["lr"]) for g in run.optimizer.param_groups] == pytest.approx([0.01, 0.02])
+    assert run.rates[-1][0] > 0.01
 
 
-def test_without_a_decision_it_begins_when_a_tenth_of_the_steps_is_left():
-    rule = At(1000)
-    optimizer, scheduler = scheduled(rule)
-    rates = [rate for (rate,) in train(optimizer, scheduler, 90)]
-    assert rates == [1.0] * 90
-    decision = scheduler.last_decision
-    assert decision.lowered
-    assert decision.reason == (
-        "no decision so far (90 steps); cooling down linearly until step 100"
+@pytest.mark.parametrize("steps", [2, 9, 40])
+def test_short_trainings_decay_in_their_last_steps(steps):
+    run = Run(steps).train(steps)
+    assert run.scheduler.last_decision.step == steps - max(1, steps // 10)
+    assert run.optimizer.param_groups[0]["lr"] == 0
+
+
+def test_while_it_decays_nothing_is_measured_and_averages_are_the_own_weights():
+    run = Run().train(1500)
+    before = run.scheduler.forecaster.step
+    run.train(100)
+    assert run.scheduler.forecaster.step == before
+    assert run.scheduler.state_dict()["forecaster"] is None
+    own = run.params[0].detach().clone()
+    with run.scheduler.forecaster.averaged():
+        assert torch.equal(run.params[0].detach(), own)
+
+
+@pytest.mark.parametrize("stopped", [60, 611, 1500])
+def test_a_run_stopped_and_resumed_equals_one_that_was_not(tmp_path, stopped):
+    whole = Run(warmup_steps=100).train(2000)
+    torch.save(Run(warmup_steps=100).train(stopped).state(), tmp_path / "state.pt")
+    resumed = Run(warmup_steps=100).load(torch.load(tmp_path / "state.pt")).train(2000 - stopped)
+    assert resumed.rates == whole.rates[stopped:]
+    assert resumed.losses == whole.losses[stopped:]
+    assert resumed.scheduler.last_decision == whole.scheduler.last_decision
+
+
+@pytest.mark.parametrize("stopped", [300, 1900])
+def test_the_length_given_now_wins_over_the_saved_one(stopped):
+    state = Run(2000).train(stopped).state()
+    with pytest.warns(UserWarning, match=r"saved with total_steps=2000; total_steps=3000 of this"):
+        longer = Run(3000).load(state)
+    rate = float(longer.optimizer.param_groups[0]["lr"])
+    longer.train(3000 - stopped)
+    assert longer.rates[0] == [pytest.approx(rate)]
+    assert max(map(max, longer.rates)) <= rate * (1 + 1e-12)
+    assert longer.rates[-1][0] > 0
+    assert longer.optimizer.param_groups[0]["lr"] == 0
+
+
+def test_a_group_added_later_keeps_its_rate_and_tensor_rates_are_changed_in_place():
+    lr = torch.tensor(0.1, dtype=torch.float64)
+    run = Run(200, lrs=(lr,)).train(195)
+    assert run.optimizer.param_groups[0]["lr"] is lr
+    assert 0 < float(lr) < 0.1
+    run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.3})
+    run.optimizer.step()
+    run.scheduler.step(1.0)
+    assert run.optimizer.param_groups[1]["lr"] == 0.3
+
+
+def test_losses_that_are_not_finite_are_left_out():
+    whole = Run().train(700)
+    run = Run().train(300).train(3, handed=lambda loss: loss * math.nan).train(397)
+    assert run.scheduler.last_decision.lowered == whole.scheduler.last_decision.lowered
+
+
+def test_a_run_without_losses_is_told_once_and_still_decays():
+    run = Run(600)
+    with pytest.warns(UserWarning, match=r"no loss was handed over, .* scheduler.step\(loss\)") as told:
+        run.train(600, handed=lambda loss: None)
+    assert len(told) == 1
+    assert run.scheduler.last_decision.step == 540
+
+
+def test_steps_that_no_hook_saw_are_warned_of():
+    run = Run(600)
+    run.scheduler.detach()
+    with pytest.warns(UserWarning, match=r"no optimizer step was seen in 100 calls .* eq.measure"):
+        run.train(150)
+
+
+@pytest.mark.parametrize(("calls", "steps"), [(2, 1), (1, 2)])
+def test_calls_that_do_not_match_the_steps_are_warned_of(calls, steps):
+    run = Run(1000)
+    with pytest.warns(UserWarning, match=r"step\(\) was called \d+ times in \d+ optimizer steps"):
+        for _ in range(200):
+            for _ in range(steps):
+                run.params[0].grad = torch.ones(40, dtype=torch.float64)
+                run.optimizer.step()
+            for _ in range(calls):
+                run.scheduler.step(1.0)
+
+
+def test_a_training_that_continues_at_a_rate_of_zero_is_told_once():
+    run = Run(50).train(50)
+    with pytest.warns(UserWarning, match=r"continues after total_steps=50, .* rate is 0") as told:
+        run.train(100)
+    assert len(told) == 1
+    Run(50, min_lr=1e-3).train(200)  # not at zero
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"total_steps": 0}, "total_steps must be a whole number of steps, at least 2, got 0"),
+        ({"total_steps": 2.5}, "total_steps must be a whole number of steps, at least 2, got 2.5"),
+        ({"total_steps": True}, "total_steps must be a whole number"),
+        ({"warmup_steps": -1}, "warmup_steps must be a whole number of steps, at least 0, got -1"),
+        ({"warmup_steps": 100}, r"warmup_steps is 100, but the training has total_steps=100"),
+        ({"min_lr": -1.0}, "min_lr must be one number ≥ 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(ValueError, match=message):
+        eq.Cooldown(optimizer, **{"total_steps": 100} | arguments)
+
+
+@pytest.mark.parametrize("loss", ["1", True, torch.ones(2), torch.tensor(1), [1.0]])
+def test_what_is_not_a_loss_is_named(loss):
+    run = Run()
+    with pytest.raises(TypeError, match="loss must be a number or a floating-point tensor with one"):
+        run.scheduler.step(loss)
+
+
+def test_the_state_of_another_scheduler_is_refused():
+    run = Run()
+    with pytest.raises(ValueError, match="not the state of a Cooldown: it holds last_epoch"):
+        run.scheduler.load_state_dict(eq.FDRScheduler(run.optimizer).state_dict())
+
+
+def forecast(gain, stderr=0.002, horizon=400):
+    return eq.Forecast(horizon, Estimate(gain, stderr), step=4000)
+
+
+@pytest.mark.parametrize(
+    ("gain", "fall", "act"),
+    [
+        (0.076, Estimate(0.0, 1e-6), True),
+        (0.076, Estimate(5e-5, 1e-6), False),  # staying gains 0.2 in 4,000 steps
+        (0.076, Estimate(0.0, 1e-4), False),  # not resolved
+        (0.076, Estimate(-1e-3, 1e-6), True),  # a rise is taken as no fall
+        (-0.05, Estimate(-1e-3, 1e-6), False),  # a loss that rises begins nothing by itself
+        (0.003, Estimate(-1e-3, 1e-6), False),  # the gain is within its own error
+    ],
+)
+def test_decaying_must_gain_more_than_staying_beyond_the_errors(gain, fall, act):
+    decided, reason = compare(forecast(gain), fall, left=4000)
+    assert decided is act
+    assert reason.startswith("decaying now" if act else "not yet: decaying now")
+
+
+def test_an_undefined_forecast_or_slope_is_waited_for():
+    none = eq.Forecast(400, Estimate(math.nan, math.nan), 10, "10 of 528 steps seen")
+    assert compare(none, Estimate(0.0, 1e-6), 100) == (
+        False,
+        "not yet: no forecast for a cooldown over 400 steps: 10 of 528 steps seen",
     )
-    assert (rule.asked, len(scheduler.judgements)) == (90, 90)
-    assert [one.step for one in scheduler.judgements if one.lowered] == [90]
-    rates = [rate for (rate,) in train(optimizer, scheduler, 12)]
-    assert rates == pytest.approx([1 - i / 10 for i in range(10)] + [0, 0])
-    assert rule.asked == 90
+    few = Estimate(math.nan, math.nan, method="3 of 5 losses")
+    assert compare(forecast(0.1), few, 100) == (False, "not yet: 3 of 5 losses")
 
 
-def test_it_begins_on_time_while_the_rule_waits_for_steps():
-    optimizer, scheduler = scheduled(At(1000), min_steps=80)
-    train(optimizer, scheduler, 95)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5)
+@pytest.mark.parametrize(("ratio", "least", "most"), [(1.0, 0.0, 0.05), (3.0, 0.9, 1.0)])
+def test_error_rate_of_the_comparison(ratio, least, most):
+    """Where both gains are equal it acts in 2.5 % of 400 cases, less than 5 % but for one in 400."""
+    random = np.random.default_rng(0)
+    acts = [
+        compare(
+            forecast(random.normal(ratio * 0.1, 0.01), 0.01, horizon=64),
+            Estimate(random.normal(1e-4, 2e-5), 2e-5),
+            1000 - 11,  # with the progress within the lag both are equal
+        )[0]
+        for _ in range(400)
+    ]
+    assert least <= np.mean(acts) <= most
 
 
-def test_a_decision_in_the_last_tenth_is_one():
-    optimizer, scheduler = scheduled(At(90), min_steps=80)
-    train(optimizer, scheduler, 90)
-    assert scheduler.last_decision.reason == "90 steps; cooling down linearly until step 100"
+@pytest.mark.parametrize("steps", [30, 300, 3000])
+def test_the_fall_of_a_straight_line_is_its_slope(steps):
+    losses = Losses()
+    for t in range(steps):
+        losses.add(5 - 0.01 * t if t % 3 else None)
+    assert losses.fall().value == pytest.approx(0.01, rel=0.05 if steps < 100 else 2e-3)
 
 
-@pytest.mark.parametrize("end", [2, 9])
-def test_short_trainings_cool_down_in_their_last_steps(end):
-    optimizer, scheduler = scheduled(At(1000), cooldown_end=end)
-    rates = [rate for (rate,) in train(optimizer, scheduler, end + 1)]
-    assert rates == [1.0] * end + [0.0]
+def test_old_and_new_losses_weigh_the_same_and_the_error_covers():
+    """After 7,900 steps the slope is known as well as by least squares over the later half.
+
+    200 series; the least-squares deviation of 3,950 losses of spread 0.1 is 1.4e-6. Coverage of
+    the 95 % intervals has a standard deviation of 1.5 %: 90 % is more than three below.
+    """
+    found = []
+    for seed in range(200):
+        values = np.random.default_rng(seed).normal(1.0, 0.1, 7900)
+        losses = Losses()
+        for value in values:
+            losses.add(value)
+        found.append(losses.fall())
+    deviation = np.std([each.value for each in found])
+    assert deviation < 1.3 * 0.1 * math.sqrt(12 / 3950**3)
+    assert np.mean([each.covers(0.0) for each in found]) > 0.9
 
 
-def test_a_rule_without_its_losses_says_so_when_the_cooldown_begins():
-    optimizer, scheduler = scheduled(eq.rules.Gain())
-    with pytest.warns(UserWarning, match=r"Gain needs the training loss, .*call scheduler\.step\("):
-        train(optimizer, scheduler, 90)
-    assert "no decision so far (no loss was handed over" in scheduler.last_decision.reason
-
-
-def test_a_rule_is_told_the_number_of_steps():
-    _, scheduler = scheduled(eq.rules.Gain(ahead=2.0))
-    assert scheduler.rule == eq.rules.Gain(ahead=2.0, total_steps=100)
-    _, scheduler = scheduled(eq.rules.Gain(total_steps=100))
-    assert scheduler.rule == eq.rules.Gain(total_steps=100)
-    with pytest.raises(ValueError, match=r"Gain has total_steps=50, but cooldown_end=100.*leave"):
-        scheduled(eq.rules.Gain(total_steps=50))
-    _, scheduler = scheduled(At(60))
-    assert isinstance(scheduler.rule, At)  # without such a field
-    _, restored = scheduled(eq.rules.Gain(), cooldown_end=None)
-    assert restored.rule == eq.rules.Gain()
-    _, scheduler = scheduled(eq.rules.Gain())
-    state = scheduler.state_dict()
-    state["rule"]["total_steps"] = None  # as states from before rules were told
-    restored.load_state_dict(state)
-    assert restored.rule == eq.rules.Gain(total_steps=100)
-
-
-def test_a_training_that_goes_on_at_a_rate_of_zero_is_told_once():
-    """As if `cooldown_end` were a number of epochs."""
-    optimizer, scheduler = scheduled(At(1000), cooldown_end=12)
-    train(optimizer, scheduler, 20)  # a trainer may step a little longer
-    optimizer.step()
-    with pytest.warns(UserWarning, match=r"cooldown_end=12.* counts optimizer steps") as caught:
-        scheduler.step()
-    assert caught[0].filename == __file__
-    train(optimizer, scheduler, 30)
-    optimizer, scheduler = scheduled(At(1000), cooldown_end=12, min_lr=0.01)
-    train(optimizer, scheduler, 60)  # at min_lr a training can go on
-
-
-def test_a_decision_after_the_end_multiplies_by_the_factor():
-    optimizer, scheduler = scheduled(At(120), factor=0.5)
-    with pytest.warns(UserWarning, match="cooldown_end=100") as warned:
-        rates = [rate for (rate,) in train(optimizer, scheduler, 121, each=60)]
-    rare, passed = warned
-    assert str(rare.message).startswith("step() was called after 60 optimizer steps")
-    assert "cooldown_end=100 has passed without a cooldown" in str(passed.message)
-    for each in warned:
-        assert "scheduler.step()" in linecache.getline(each.filename, each.lineno)
-    assert rates[-2:] == [1.0, 0.5]
-    train(optimizer, scheduler, 60)  # one warning is enough
-
-
-@pytest.mark.parametrize(("decision", "stopped"), [(60, 40), (60, 75), (1000, 80), (1000, 95)])
-def test_a_run_stopped_and_resumed_cools_down_as_if_it_had_not_been(tmp_path, decision, stopped):
-    torch.manual_seed(0)
-    optimizer, scheduler = scheduled(At(decision), groups=2)
-    whole = train(optimizer, scheduler, 100)
-    torch.manual_seed(0)
-    optimizer, scheduler = scheduled(At(decision), groups=2)
-    train(optimizer, scheduler, stopped)
-    states = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
-    torch.save(states, tmp_path / "state.pt")
-    states = torch.load(tmp_path / "state.pt")
-    for options in ({}, {"cooldown_end": None}):  # settings are restored, as by torch's own
-        optimizer, scheduler = scheduled(At(decision), groups=2, **options)
-        optimizer.load_state_dict(states["optimizer"])
-        scheduler.load_state_dict(states["scheduler"])
-        assert train(optimizer, scheduler, 100 - stopped) == whole[stopped:]
-
-
-def test_a_state_without_a_cooldown_ends_one():
-    _, without = scheduled(cooldown_end=None)
-    optimizer, scheduler = scheduled(At(5))
-    train(optimizer, scheduler, 10)
-    scheduler.load_state_dict(without.state_dict())
-    optimizer.param_groups[0]["lr"] = 1.0
-    train(optimizer, scheduler, 3)
-    assert optimizer.param_groups[0]["lr"] == 1.0
-
-
-def test_a_group_added_later_keeps_its_rate():
-    optimizer, scheduler = scheduled()
-    train(optimizer, scheduler, 70)
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.2})
-    rates = train(optimizer, scheduler, 20)
-    assert rates[-1] == pytest.approx([11 / 40, 0.2])
-
-
-def test_a_state_that_knows_no_cooldown_is_loaded():
-    optimizer, scheduler = scheduled(cooldown_end=None)
-    state = scheduler.state_dict()
-    del state["cooldown"]
-    scheduler.load_state_dict(state)
-    train(optimizer, scheduler, 3)
-
-
-@pytest.mark.parametrize("wrong", [0, -5, 2.5, True])
-def test_wrong_ends_are_named(wrong):
-    with pytest.raises(ValueError, match=rf"cooldown_end must be a whole .* 1, got {wrong}"):
-        scheduled(cooldown_end=wrong)
-
-
-def test_an_end_that_has_passed_is_named():
-    optimizer, scheduler = scheduled()
-    train(optimizer, scheduler, 100)
-    with pytest.raises(ValueError, match="cooldown_end is 100, but the monitor has seen 100 steps"):
-        eq.FDRScheduler(optimizer, monitor=scheduler.monitor, cooldown_end=100)
-
-
-def test_gain_begins_the_cooldown_of_a_noisy_quadratic_by_itself():
-    """It comes down from far away first, and ends with far less loss than a constant rate."""
-    losses, lowered = {}, []
-    for cools in (False, True):
-        torch.manual_seed(0)
-        theta = nn.Parameter(torch.full((40,), 10.0))
-        optimizer = torch.optim.SGD([theta], lr=0.02)
-        rule = eq.rules.Gain(total_steps=3000)
-        forecaster = eq.Forecaster(optimizer, every=4)
-        scheduler = eq.FDRScheduler(optimizer, rule=rule, cooldown_end=3000, forecaster=forecaster)
-        for _ in range(3000):
-            theta.grad = theta.detach() + torch.randn(40)
-            loss = 0.5 * theta.detach().square().sum()
-            optimizer.step()
-            if cools:
-                scheduler.step(loss)
-        losses[cools] = 0.5 * theta.detach().square().sum().item()
-        lowered += [made.step for made in scheduler.judgements if made.lowered]
-    assert len(lowered) == 1
-    assert 600 < lowered[0] < 2900
-    # At rest 40 · η/(4 − 2η) = 0.2; the cooldown over more than a thousand steps leaves a tenth.
-    assert losses[True] < 0.3 * losses[False]
-
-
-@pytest.mark.parametrize("moved_at", [40, 80])
-def test_the_end_can_be_moved(moved_at):
-    """Before the cooldown it is another one; a cooldown that has begun continues to the new end."""
-    optimizer, scheduler = scheduled(At(60))
-    train(optimizer, scheduler, moved_at)
-    scheduler.cooldown_end = 200
-    assert scheduler.cooldown_end == 200
-    rates = [rate for (rate,) in train(optimizer, scheduler, 200 - moved_at)]
-    start, first = (60, 1.0) if moved_at == 40 else (80, 0.5)
-    expected = [min(1.0, first * (200 - step) / (200 - start)) for step in range(moved_at, 200)]
-    assert rates == pytest.approx(expected)
-    assert optimizer.param_groups[0]["lr"] == 0
-    with pytest.raises(ValueError, match="cooldown_end is 150, but the monitor has seen 200 steps"):
-        scheduler.cooldown_end = 150
-
-
-def test_a_training_that_has_cooled_down_can_be_continued():
-    optimizer, scheduler = scheduled(At(60))
-    train(optimizer, scheduler, 100)
-    scheduler.cooldown_end = 300
-    optimizer.param_groups[0]["lr"] = 0.5
-    train(optimizer, scheduler, 1)  # the rule says so at once
-    assert scheduler.last_decision.lowered
-    rates = [rate for (rate,) in train(optimizer, scheduler, 100)]
-    assert rates[-1] == pytest.approx(0.5 * 100 / 199)
-
-
-def test_a_rule_is_told_the_end_whenever_either_is_set():
-    _, scheduler = scheduled(eq.rules.Gain(ahead=2.0))
-    scheduler.cooldown_end = 200
-    assert scheduler.rule == eq.rules.Gain(ahead=2.0, total_steps=200)
-    scheduler.rule = eq.rules.Gain(confidence=0.9)
-    assert scheduler.rule == eq.rules.Gain(confidence=0.9, total_steps=200)
-    with pytest.raises(ValueError, match="Gain has total_steps=50, but cooldown_end=200"):
-        scheduler.rule = eq.rules.Gain(total_steps=50)
-
-
-def test_the_first_rule_can_be_set_again():
-    optimizer, scheduler = scheduled(eq.rules.Gain())
-    scheduler.rule = eq.rules.Threshold()
-    train(optimizer, scheduler, 50)  # does not warn of losses
-    scheduler.rule = eq.rules.Gain()
-    assert scheduler.rule == eq.rules.Gain(total_steps=100)
-
-
-def test_a_rule_that_needs_more_cannot_be_set():
-    _, scheduler = scheduled(eq.rules.Threshold())
-    scheduler.rule = eq.rules.Threshold(0.2)
-    assert scheduler.rule == eq.rules.Threshold(0.2)
-    with pytest.raises(ValueError, match=r"Gain needs forecasts, losses, .* create it with this"):
-        scheduler.rule = eq.rules.Gain()
-    with pytest.raises(TypeError, match=r"got the class Threshold: pass Threshold\(\)"):
-        scheduler.rule = eq.rules.Threshold
+def test_memory_of_losses_does_not_grow():
+    losses = Losses()
+    for t in range(20_000):
+        losses.add(float(t))
+    state = losses.state_dict()
+    assert state is not None
+    assert sum(tensor.numel() for tensor in state.values()) < 2000

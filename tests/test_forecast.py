@@ -8,18 +8,17 @@ import pytest
 import torch
 from support.monitored import small_model
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import equilibrate as eq
-from equilibrate.gains import average
+from equilibrate.forecast.match import exponential_match, lagged_share
 from equilibrate.solvable import (
     Quadratic,
     cooldown_gain,
-    exponential_match,
     lagged_excess,
     linear_cooldown,
     simulate_reshuffled,
 )
+from equilibrate.watching.watcher import measured_position
 
 HORIZONS = (16, 40)
 OPTIMIZERS = {
@@ -30,30 +29,41 @@ OPTIMIZERS = {
 }
 
 
+def is_sampled(step, every, start=0):
+    return step == start or step % every == measured_position(step // every, every)
+
+
 class Naive:
     """The samples of a forecaster, from lists of all parameters and gradients."""
 
-    def __init__(self, horizons=HORIZONS, every=4, sign=1.0):
+    def __init__(self, horizons=HORIZONS, every=4, sign=1.0, start=0):
         self.matches = [exponential_match(h, every) for h in horizons]
-        self.every, self.sign = every, sign
-        self.seen, self.samples, self.step = [], [], 0
+        self.every, self.sign, self.start = every, sign, start
+        self.seen, self.samples, self.step = [], [], start
 
     def before(self, model):
-        if self.step % self.every == 0:
+        if is_sampled(self.step, self.every, self.start):
             theta = torch.cat([p.detach().double().flatten() for p in model.parameters()])
             g = torch.cat([p.grad.double().flatten() for p in model.parameters()])
             row = []
             for match in self.matches:
-                b = 2 ** (-self.every / match.half_life)
-                weights = [b**j for j in range(len(self.seen))][::-1]
-                mean = sum(w * s for w, s in zip(weights, self.seen, strict=True))
-                mean = mean / sum(weights) if self.seen else theta
+                # Each sample has replaced a share 1 − b of the mean, with b of the gap before it.
+                mean, times = theta, [self.start - self.every, *(t for t, _ in self.seen)]
+                gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+                decays = [2 ** (-gap / match.half_life) for gap in gaps]
+                weights = [
+                    (1 - decays[j]) * math.prod(decays[j + 1 :]) for j in range(len(decays))
+                ]
+                if self.seen:
+                    total = sum(w * s for w, (_, s) in zip(weights, self.seen, strict=True))
+                    mean = total / sum(weights)
                 row.append(self.sign * match.factor / 2 * ((theta - mean) @ g).item())
-            self.seen.append(theta)
+            self.seen.append((self.step, theta))
             self.samples.append((self.step, row))
         self.step += 1
 
-    def gain(self, i, horizon, start=0):
+    def gain(self, i, horizon, start=None):
+        start = self.start if start is None else start
         seen = self.step - start
         first = start + max(horizon, seen // 2, seen - 8 * horizon)
         return np.mean([row[i] for step, row in self.samples if step >= first])
@@ -97,10 +107,16 @@ def test_a_gain_is_stated_in_one_sentence():
     assert str(none).startswith("no forecast for a cooldown over 400 steps: 0 of 528 steps")
     assert math.isnan(none.gain.value)
     forecast = eq.Forecast(400, eq.estimates.Estimate(0.076, 0.002), step=900)
-    assert str(forecast) == (
-        "lowering the learning rate to zero over the next 400 steps would gain 0.0760 ± 0.0039 of "
-        "training loss over staying"
-    )
+    assert str(forecast) == "a cooldown over 400 steps is worth 0.0760 ± 0.0039 of training loss"
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_the_share_of_a_mode_is_that_of_the_exact_model(every):
+    rate = 1e-3
+    model = Quadratic(torch.tensor([rate / 1e-3]), torch.ones(1), lr=1e-3)
+    exact = lagged_excess(model, 40.0, every) / model.excess_loss
+    (share,) = lagged_share(np.array([-math.log(1 - rate)]), 40.0, every)
+    assert share == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -142,29 +158,29 @@ def test_error_bars_cover_the_mean(batches, momentum):
     generator = torch.Generator().manual_seed(1)
     horizon, every, steps = 128, 8, 640
     match = exponential_match(horizon, every)
-    b = 2 ** (-every / match.half_life)
     start = model.stationary(400, generator)
     snapshots = (
         simulate_reshuffled(model, start, SERIES[batches], steps // SERIES[batches], generator)
         if SERIES[batches]
         else model.simulate(start, steps, generator)
     )
-    samples, mean = [], None
+    samples, mean, last, product = [], None, -every, 1.0
     for t, snapshot in enumerate(snapshots):
-        if t % every == 0:
+        if is_sampled(t, every):
             theta = snapshot.parameters
+            b = 2 ** (-(t - last) / match.half_life)
+            product, last = product * b, t
             if mean is not None:
                 difference = theta - mean
-                samples.append((difference * snapshot.gradient).sum(-1))
-            share = (1 - b) / (1 - b ** (t // every + 1))
-            mean = theta.clone() if mean is None else mean + share * difference
-    series = torch.stack(samples[horizon // every :]).T
+                samples.append((t, (difference * snapshot.gradient).sum(-1)))
+            mean = theta.clone() if mean is None else mean + (1 - b) / (1 - product) * difference
+    series = torch.stack([sample for t, sample in samples if t >= horizon]).T
     truth = series.mean().item()
     if batches == "independent":
         exact = 2 * lagged_excess(model, match.half_life, every)
         assert truth == pytest.approx(exact, abs=4 * series.mean(1).std().item() / 20)
         truth = exact
-    covered = np.mean([average(row.tolist()).covers(truth) for row in series])
+    covered = np.mean([eq.estimates.mean(row).covers(truth) for row in series])
     assert 0.93 <= covered <= 0.97
 
 
@@ -216,7 +232,7 @@ def test_an_explicit_block_stands_for_a_step_that_hooks_do_not_see():
     train(plain, a, 60)
 
     def step():
-        with second.measure():
+        with eq.measure(b):
             b.step()
 
     train(model, b, 60, step=step)
@@ -233,10 +249,11 @@ def test_gradient_scaling_and_skipped_steps(fused):
     first, second = (eq.Forecaster(o, HORIZONS, every=4) for o in (a, b))
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     generator = torch.Generator().manual_seed(1)
+    skipped = [t for t in range(30, 80) if is_sampled(t, 4)][1::5]
     for t in range(80):
         x = torch.randn(16, 6, generator=generator, dtype=torch.float64)
         y = torch.randn(16, 3, generator=generator, dtype=torch.float64)
-        infinite = t in (33, 61, 76)  # measured, and neither beginning nor end
+        infinite = t in skipped
         for net, optimizer in ((plain, a), (model, b)):
             optimizer.zero_grad()
             loss = (net(x) - y).square().mean()
@@ -248,11 +265,12 @@ def test_gradient_scaling_and_skipped_steps(fused):
                 loss.backward()
                 optimizer.step()
     # Only a fused step is seen when it is skipped; its sample is left out.
-    assert (second.step, first.step) == (80 if fused else 77, 77)
+    made = 80 - len(skipped)
+    assert (second.step, first.step) == (80 if fused else made, made)
     for forecast, expected in zip(second.forecasts(), first.forecasts(), strict=True):
         assert forecast.undefined is None
         if fused:
-            assert forecast.gain.count < 10
+            assert forecast.gain.count < expected.gain.count
         else:
             assert forecast.gain.value == pytest.approx(expected.gain.value, rel=1e-9)
 
@@ -317,7 +335,7 @@ def resumable(steps, start=None):
 def test_a_run_stopped_and_resumed_goes_on_bit_by_bit(tmp_path, stopped):
     whole, _ = resumable(230)
     kept = whole.state_dict()["steps"]
-    assert len(kept) == 8 * 20 / 4 < 230 / 4  # the oldest samples were overwritten
+    assert len(kept) == 8 * 20 / 4 + 2 < 230 / 4  # the oldest samples were overwritten
     torch.save(resumable(stopped)[1], tmp_path / "checkpoint.pt")
     resumed, _ = resumable(230, start=torch.load(tmp_path / "checkpoint.pt"))
     assert resumed.forecasts() == whole.forecasts()
@@ -333,7 +351,7 @@ def test_a_copy_goes_on_with_its_own_optimizer():
     assert (copied.step, forecaster.step) == (71, 70)
 
 
-def test_a_changed_learning_rate_begins_a_newaverage():
+def test_a_changed_learning_rate_begins_a_new_average():
     model, naive = small_model(), Naive()
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     forecaster = eq.Forecaster(optimizer, HORIZONS, every=4)
@@ -359,7 +377,7 @@ def test_a_learning_rate_tensor_is_noticed_when_it_changes_in_place():
     assert forecaster.forecasts()[0].undefined is None
     lr.mul_(0.1)
     train(model, optimizer, 20, first=70)
-    assert forecaster.forecasts()[0].undefined == "18 of 64 steps seen at this learning rate"
+    assert forecaster.forecasts()[0].undefined == "20 of 64 steps seen at this learning rate"
 
 
 def test_reset_and_added_parameters_begin_anew():
@@ -369,7 +387,7 @@ def test_reset_and_added_parameters_begin_anew():
     train(model, optimizer, 60)
     forecaster.reset()
     assert forecaster.forecasts()[0].undefined == "0 of 64 steps seen at this learning rate"
-    naive = Naive(horizons=[16])
+    naive = Naive(horizons=[16], start=60)
     train(model, optimizer, 70, naive.before, first=61)
     assert gains(forecaster) == pytest.approx([naive.gain(0, 16)], rel=2e-3)
     extra = nn.Parameter(torch.ones(5, dtype=torch.float64))  # another dtype: another bucket
@@ -390,44 +408,7 @@ def test_idle_steps_are_not_counted_and_detached_forecasters_see_nothing():
     forecaster.detach()
     train(model, optimizer, 1)
     assert forecaster.step == 2
-    assert repr(forecaster) == "Forecaster(SGD, horizons=(150, 400), every=16, step=2)"
-
-
-@pytest.mark.parametrize("how", ["model", "names", "pairs"])
-def test_an_average_of_ones_own(how):
-    """Read every fourth step, it forecasts as a copy that moves at every step does."""
-    torch.manual_seed(0)
-    model = small_model().double()
-    named = how == "names"
-    params = model.named_parameters() if named else model.parameters()
-    optimizer = torch.optim.SGD(list(params), lr=0.1)
-    half_life = 6.0
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(2 ** (-1 / half_life)))
-    pairs = zip(model.parameters(), ema.module.parameters(), strict=True)
-    forecaster = eq.Forecaster(
-        optimizer, every=4, averaged=pairs if how == "pairs" else ema, half_life=half_life
-    )
-    assert forecaster.horizons == (25,)
-    samples = []
-
-    def before(model):
-        pairs = zip(model.parameters(), ema.module.parameters(), strict=True)
-        samples.append(sum(((p - m) * p.grad).sum() for p, m in pairs).item())
-
-    def step():
-        optimizer.step()
-        ema.update_parameters(model)
-
-    train(model, optimizer, 120, before, step=step)
-    factor = exponential_match(25).factor * 2 ** (1 / half_life) / 2
-    expected = factor * np.mean(samples[60::4])
-    assert gains(forecaster) == pytest.approx([expected], rel=1e-5)
-    state = forecaster.state_dict()
-    assert state["means"] == []  # they are saved with the averaged model
-    forecaster.load_state_dict(state)
-    assert gains(forecaster) == pytest.approx([expected], rel=1e-5)
-    with pytest.raises(TypeError, match="averaged parameters cannot be copied"):
-        copy.deepcopy(forecaster)
+    assert repr(forecaster) == "Forecaster(SGD, every=16, step=2)"
 
 
 @pytest.mark.parametrize(
@@ -443,36 +424,12 @@ def test_an_average_of_ones_own(how):
             r"each of horizons .* must be a whole number .* got 64.5",
         ),
         ({"every": True}, r"every must be a whole number of steps, at least 1, got True"),
-        ({"half_life": 5}, "half_life is that of averaged: leave it out"),
-        ({"averaged": [], "horizons": (400,)}, "horizons and averaged exclude each other"),
-        ({"averaged": []}, r"half_life must be given with averaged, .* got None"),
-        ({"averaged": [], "half_life": "5"}, r"half_life must be given .* at least 2 .* got '5'"),
-        ({"averaged": [], "half_life": 1.5}, r"half_life must be given .* at least 2 .* got 1.5"),
-        ({"averaged": [], "half_life": 9.0}, r"no average for a parameter of shape \(2,\)"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     with pytest.raises(ValueError, match=message):
         eq.Forecaster(optimizer, **arguments)
-
-
-def test_an_average_in_double_precision_is_read_in_double_precision():
-    """Far from the origin, where single precision does not tell parameters and average apart."""
-    gained = []
-    for minimum in (0.0, 1e6):
-        generator = torch.Generator().manual_seed(0)
-        theta = nn.Parameter(torch.full((8,), minimum, dtype=torch.float64))
-        ema = theta.detach().clone()
-        optimizer = torch.optim.SGD([theta], lr=0.1)
-        forecaster = eq.Forecaster(optimizer, every=2, averaged=[(theta, ema)], half_life=6.0)
-        for _ in range(100):
-            noise = torch.randn(8, generator=generator, dtype=torch.float64)
-            theta.grad = theta.detach() - minimum + 1e-2 * noise
-            optimizer.step()
-            ema.lerp_(theta.detach(), 0.1)
-        gained += gains(forecaster)
-    assert gained[1] == pytest.approx(gained[0], rel=1e-4)
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
@@ -485,26 +442,6 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert forecaster.horizons == (64, 80)
 
 
-def test_wrong_averages_are_named():
-    model = small_model()
-    ema = AveragedModel(model)
-    groups = [{"params": [p]} for p in model.parameters()]
-    with pytest.raises(ValueError, match=r"several groups or not all .* pass averaged=zip"):
-        eq.Forecaster(torch.optim.SGD(groups, lr=0.1), averaged=ema, half_life=50)
-    twins = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    second = torch.optim.SGD(twins[1].parameters(), lr=0.1)  # the first is frozen
-    with pytest.raises(ValueError, match="or not all parameters, and no names"):
-        eq.Forecaster(second, averaged=AveragedModel(twins), half_life=50)
-    other = torch.optim.SGD([p for _ in range(2) for p in nn.Linear(2, 2).parameters()], lr=0.1)
-    with pytest.raises(ValueError, match=r"no average for a parameter of shape \(2, 2\)"):
-        eq.Forecaster(other, averaged=ema, half_life=50)
-    elsewhere = AveragedModel(model, device=torch.device("meta"))
-    with pytest.raises(ValueError, match="averaged is on meta, its parameters on cpu: keep both"):
-        eq.Forecaster(torch.optim.SGD(model.parameters(), lr=0.1), averaged=elsewhere, half_life=50)
-    with pytest.raises(TypeError, match=r"must be an AveragedModel, or pairs .* got int"):
-        eq.Forecaster(other, averaged=3, half_life=50)  # pyright: ignore[reportArgumentType]
-
-
 def test_wrong_optimizers_and_states_are_named():
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got int"):
         eq.Forecaster(3)  # pyright: ignore[reportArgumentType]
@@ -513,6 +450,8 @@ def test_wrong_optimizers_and_states_are_named():
         eq.Forecaster(empty)
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     forecaster = eq.Forecaster(optimizer)
+    with pytest.raises(ValueError, match=r"horizon must be one of \(150, 400\), got 300: create"):
+        forecaster.forecast(300)
     with pytest.raises(ValueError, match="not the state of a Forecaster: it holds step, lr"):
         forecaster.load_state_dict({"step": 1, "lr": 2})
     with pytest.raises(ValueError, match=r"saved with horizons \(64,\) and every=16, this"):

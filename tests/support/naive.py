@@ -29,8 +29,8 @@ class Twin:
         self.optimizer = optimizer
         self.every = every
         self.start = 0
-        self.rows: list[dict[Tensor, tuple[float, float, float]]] = []
-        """η, L and R of each tensor at each step."""
+        self.rows: list[dict[Tensor, tuple[float, float, float]] | None] = []
+        """η, L and R of each tensor at each step; None for one that was skipped."""
 
     def reset(self) -> None:
         self.start = len(self.rows)
@@ -43,14 +43,21 @@ class Twin:
                 grad = None if p.grad is None else p.grad.detach().to_dense().double().clone()
                 self.old[p] = p.detach().double().clone(), grad, float(group["lr"])
 
-    def after(self) -> None:
+    def after(self, *, skipped: bool = False) -> None:
+        """Call after the step; a fused one may have been skipped, and is then not counted."""
         self.rows.append(
-            {
+            None
+            if skipped
+            else {
                 p: self._sides(group, p, *self.old[p])
                 for group in self.optimizer.param_groups
                 for p in group["params"]
             }
         )
+
+    def counted(self) -> int:
+        """Steps since the last reset that were made."""
+        return sum(row is not None for row in self.rows[self.start :])
 
     def _sides(
         self, group: dict, p: Tensor, theta: Tensor, grad: Tensor | None, lr: float
@@ -83,11 +90,12 @@ class Twin:
         """L and R over a window of some steps up to the last measured one, or another."""
         if last is None:
             last = max(i for i in range(self.start, len(self.rows)) if self.is_measured(i))
-        window = range(last + 1 - count, last + 1)
-        chosen = list(self.rows[0]) if params is None else list(params)
+        made = [(i, row) for i, row in enumerate(self.rows[: last + 1]) if row is not None]
+        window = dict(made[len(made) - count :])
+        chosen = list(made[-1][1]) if params is None else list(params)
         left = right = 0.0
         for p in chosen:
-            rows = {i: self.rows[i][p] for i in window}
+            rows = {i: row[p] for i, row in window.items()}
             sampled = [rows[i] for i in window if self.is_measured(i)]
             difference = sum(lr * (x - y) for lr, x, y in rows.values())
             one = sum(lr * y for lr, _, y in sampled) / sum(lr for lr, _, _ in sampled)

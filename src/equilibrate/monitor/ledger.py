@@ -210,7 +210,7 @@ class Ledger:
                 self._write_point(update, norm=False, column=POTENTIAL)
         sampled: Scalar = update.lr
         if found is not None:
-            sampled = sampled * (on_device(found, slot) == 0)
+            sampled = sampled * (on_device(found, slot) == 0).double()
         self._measured += 1
         self._note(step, made, update, sampled)
 
@@ -249,9 +249,11 @@ class Ledger:
         """Check, once in a window, that nothing has changed since the step before this one.
 
         Edits through `.data` do not increase a version counter. A loop that makes one after each
-        step is noticed in this way.
+        step is noticed in this way. Steps that are all measured by themselves do not mind.
         """
         self._unproven = False
+        if not (self._thinned or (self._update and self._update.momentum)):
+            return
         now, before = self.norm(), self._slots[len(self._entries)][:, NORM] * self._shares
         self.hidden_edit = (now - before.sum()).abs() > 1e-9 * now
 

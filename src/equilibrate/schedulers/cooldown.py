@@ -28,6 +28,8 @@ _BETWEEN = 100
 _HORIZON = 400
 """Steps of the cooldown that is forecast, in a training of 4,000 steps or more. A forecast can be
 made after a few hundred steps more than that; noise that relaxes more slowly matters little."""
+_EVERY = 16
+"""One in this many steps is sampled for the forecast."""
 _LAG = 1 / 6
 """By how much a loss that falls by s in a step lowers a forecast, in units of s times the horizon:
 the mean of the parameters lags a third of the horizon behind, and ½(θ − m)·g is −½s times that."""
@@ -84,9 +86,8 @@ class Cooldown(LRScheduler):
             )
         self.min_lr = min_lr
         self._lowest = lower_bounds(optimizer, min_lr)
-        every = 16
-        horizon = max(4 * every, min(_HORIZON, self.total_steps // 10))
-        self.forecaster = Forecaster(optimizer, [horizon], every)
+        horizon = max(4 * _EVERY, min(_HORIZON, self.total_steps // 10))
+        self.forecaster = Forecaster(optimizer, [horizon], _EVERY)
         """What forecasts the gain of a cooldown, until the decay begins."""
         self._losses = Losses()
         self._start: int | None = None
@@ -134,15 +135,15 @@ class Cooldown(LRScheduler):
     def get_lr(self) -> list[Any]:
         """Return the learning rate of each group at this step. Nothing is changed."""
         step, current = self.last_epoch, [group["lr"] for group in self.optimizer.param_groups]
-        if step <= self.warmup_steps and self.warmup_steps:
+        lrs: list[Any] = []
+        if self._start is not None:
+            share = max(0.0, (self.total_steps - step) / (self.total_steps - self._start))
+            bounds = zip(self._top, self._lowest, strict=False)
+            lrs = [share * top + (1 - share) * min(low, top) for top, low in bounds]
+        elif step <= self.warmup_steps and self.warmup_steps:
             share = min(1.0, (step + 1) / self.warmup_steps)
-            return [share * lr for lr in self.base_lrs]
-        if self._start is None:
-            return current
-        share = max(0.0, (self.total_steps - step) / (self.total_steps - self._start))
-        bounds = zip(self._top, self._lowest, strict=False)
-        decayed = [share * top + (1 - share) * min(low, top) for top, low in bounds]
-        return decayed + current[len(decayed) :]  # groups that were added since keep theirs
+            lrs = [share * lr for lr in self.base_lrs]
+        return lrs + current[len(lrs) :]  # groups that were added since keep theirs
 
     def share_losses(self) -> None:
         """Give all processes the same losses, so that the state of one is right for all.
@@ -202,10 +203,13 @@ class Cooldown(LRScheduler):
         self.last_decision = Decision.from_state_dict(state_dict["decision"])
         self.decisions.clear()
         self._losses.load_state_dict(state_dict["losses"])
-        if state_dict["forecaster"] is None:
+        if (forecasts := state_dict["forecaster"]) is None:
             self._stop_measuring()
         else:
-            self.forecaster.load_state_dict(state_dict["forecaster"])
+            if tuple(forecasts["horizons"]) != self.forecaster.horizons:  # of another length
+                self.forecaster.detach()
+                self.forecaster = Forecaster(self.optimizer, forecasts["horizons"], _EVERY)
+            self.forecaster.load_state_dict(forecasts)
         if state_dict["total_steps"] != self.total_steps:
             self._move_end(state_dict["total_steps"])
 

@@ -190,6 +190,9 @@ class FDRScheduler(LRScheduler):
                 `SequentialLR` asks for. Other numbers do not change the decision.
         """
         self._step_count += 1
+        self._update_lr(epoch)
+
+    def _update_lr(self, epoch: int | None = None) -> None:  # `SequentialLR` calls it, too
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         if getattr(self, "_is_initial", False) or epoch == 0:
             if epoch == 0:

@@ -60,19 +60,21 @@ def cooldown_gain(model: Quadratic, lrs: Sequence[float]) -> float:
 
 
 def lagged_excess(model: Quadratic, half_life: float, every: int = 1) -> float:
-    r"""Return ½⟨(θ_t − m_t)·g_t⟩ for m the exponential mean of θ_{t−k}, θ_{t−2k}, … before t.
+    r"""Return ½⟨(θ_t − m_t)·g_t⟩ for an exponential mean m of the parameters before t.
 
-    With the transition T of (θ, v), their covariance S and b = 2^(−k/half-life) it is
+    The parameters enter the mean at one random step in each block of k, as in a `Forecaster`, and
+    it decays by b = 2^(−gap/half-life) between them. With the transition T of (θ, v) and their
+    covariance S, the covariance W_p of (θ, v) and m right after a step at position p of its block
+    obeys W_p = ⟨b T^gap W_q + (1−b) S⟩_q with gap = k + p − q, and the result is
 
-        ½ Tr H[S − (1−b) T^k (1 − bT^k)⁻¹ S]_θθ
+        ½ Tr H[S − ⟨T^gap W_q⟩_pq]_θθ
 
-    For one mode without momentum, r = (1−ηh)^k, it is ½hΣ(1−r)/(1−br). With every = 1, times b, it
-    is the same for a mean that includes θ_t.
+    For one mode without momentum and k = 1, r = 1−ηh, it is ½hΣ(1−r)/(1−br).
 
     Args:
         model: The quadratic loss, its noise and the settings of SGD.
         half_life: Half-life of the mean, in steps.
-        every: The parameters enter the mean every k-th step.
+        every: The parameters enter the mean at one in this many steps.
 
     Returns:
         The average in the stationary state.
@@ -82,9 +84,19 @@ def lagged_excess(model: Quadratic, half_life: float, every: int = 1) -> float:
         >>> print(f"{lagged_excess(model, half_life=86) / model.excess_loss:.3f}")
         0.557
     """
-    d = len(model.hessian)
-    b = 2 ** (-every / half_life)
-    power = torch.linalg.matrix_power(model.transition, every)
-    one = torch.eye(2 * d).to(power)
-    lagged = (1 - b) * power @ torch.linalg.solve(one - b * power, model.state_covariance)
-    return model.excess_loss - product_trace(model.hessian, lagged[:d, :d]) / 2
+    d, blocks = len(model.hessian), round(40 * half_life / every) + 2
+    powers = [torch.linalg.matrix_power(model.transition, gap) for gap in range(1, 2 * every)]
+    decays = [2 ** (-gap / half_life) for gap in range(1, 2 * every)]
+    after = [torch.zeros_like(model.state_covariance)] * every
+    lagged = after
+    for _ in range(blocks):
+        lagged, moved = [], []
+        for p in range(every):
+            gaps = [every + p - q - 1 for q in range(every)]
+            kept = [powers[gap] @ after[q] for q, gap in enumerate(gaps)]
+            lagged.append(sum(kept) / every)
+            taken = sum(1 - decays[gap] for gap in gaps) / every * model.state_covariance
+            moved.append(sum(decays[g] * k for g, k in zip(gaps, kept, strict=True)) / every + taken)
+        after = moved
+    mean = sum(lagged) / every
+    return model.excess_loss - product_trace(model.hessian, mean[:d, :d]) / 2
