@@ -21,7 +21,6 @@ LAYERS = [
     "outlook",
     "observables",
     "averages",
-    "measurements",
     "relations",
     "scale_invariance",
     "solvable",
@@ -34,7 +33,6 @@ LAYERS = [
     "_watchers",
     "scheduler",
     "observation",
-    "deterministic",
     "mean_loss",
     "ensemble",
     "landscape",
@@ -48,7 +46,7 @@ LAYERS = [
 ]
 CORE = {*LAYERS[: LAYERS.index("runlog")]}
 CORE_NEEDS = {"torch", "numpy", "equilibrate", "triton"}  # Triton comes with torch on Linux
-NEED_EXTRAS = {Path("landscape/plot.py")}
+NEED_EXTRAS: set[Path] = set()
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
 
