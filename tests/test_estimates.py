@@ -30,17 +30,16 @@ def test_mean_equals_naive_batch_means(steps, seed):
     found = estimates.mean(series)
     assert found.value == pytest.approx(series.double().mean().item(), rel=1e-12, abs=1e-12)
     assert found.count == steps
-    batches = 20 if steps >= 40 else steps
-    length = steps // batches
-    kept = series.tolist()[steps - batches * length :]
-    means = [sum(kept[k * length : (k + 1) * length]) / length for k in range(batches)]
-    if batches == 1:
+    length = max(1, steps // 20)
+    kept = series.tolist()[steps % length :]
+    means = [sum(kept[k : k + length]) / length for k in range(0, len(kept), length)]
+    if len(means) == 1:
         assert math.isnan(found.stderr)
         return
-    centre = sum(means) / batches
-    variance = sum((m - centre) ** 2 for m in means) / (batches - 1)
-    assert found.stderr == pytest.approx(math.sqrt(variance / batches), rel=1e-6)
-    assert found.dof == batches - 1
+    centre = sum(means) / len(means)
+    variance = sum((m - centre) ** 2 for m in means) / (len(means) - 1)
+    assert found.stderr == pytest.approx(math.sqrt(variance * length / steps), rel=1e-6)
+    assert found.dof == len(means) - 1
 
 
 def autoregressive(steps: int, runs: int, memory: float, seed: int) -> torch.Tensor:

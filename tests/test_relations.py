@@ -164,21 +164,13 @@ def test_batch_means_would_overestimate_the_error_of_the_difference():
 
 
 def test_measure_uses_the_spread_among_replicas():
-    model = MODELS["momentum"]
-    steps = list(simulated(model, 300, 5, torch.Generator().manual_seed(0)))
-    found = relations.fdr1().measure(steps)
-    lefts = torch.stack([relations.fdr1().left(s) for s in steps])
-    assert found.left.value == pytest.approx(lefts.mean().item(), rel=1e-12)
-    assert found.difference.stderr == pytest.approx(
-        (found_by_run(steps).std() / math.sqrt(5)).item(), rel=1e-9
-    )
-    assert found.left.method == "5 runs of 300 steps"
-    assert found.difference.dof == 4
-
-
-def found_by_run(steps) -> torch.Tensor:
+    steps = list(simulated(MODELS["momentum"], 300, 5, torch.Generator().manual_seed(0)))
     relation = relations.fdr1()
-    return torch.stack([relation.left(s) - relation.right(s) for s in steps]).mean(0)
+    found = relation.measure(steps)
+    by_run = torch.stack([relation.left(s) - relation.right(s) for s in steps]).mean(0)
+    assert found.difference.value == pytest.approx(by_run.mean().item(), rel=1e-9)
+    assert found.difference.stderr == pytest.approx((by_run.std() / math.sqrt(5)).item(), rel=1e-9)
+    assert (found.left.method, found.difference.dof) == ("5 runs of 300 steps", 4)
 
 
 def test_fdr1_holds_in_the_stationary_state_only():

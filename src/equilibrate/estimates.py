@@ -15,7 +15,8 @@ from statistics import NormalDist
 from torch import Tensor
 
 _BATCHES = 20
-"""Enough that Student's quantile is near the normal one, few enough that each batch is long."""
+"""At least so many batches: enough that Student's quantile is near the normal one, few enough that
+each batch is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +160,13 @@ class Estimate:
 
 
 def batch_means(series: Tensor) -> Tensor:
-    """Return the means of 20 batches of successive steps, or the steps themselves if fewer than 40.
+    """Return the means of 20 to 39 batches of successive steps, or the steps if fewer than 40.
 
     All batches have the same length; steps that are left over are left out at the beginning.
 
     >>> import torch
-    >>> batch_means(torch.arange(45.0))[:3].tolist(), len(batch_means(torch.arange(39.0)))
-    ([5.5, 7.5, 9.5], 39)
+    >>> batch_means(torch.arange(43.0))[:3].tolist(), len(batch_means(torch.arange(1000.0)))
+    ([1.5, 3.5, 5.5], 20)
 
     Args:
         series: One run of shape (steps,).
@@ -173,9 +174,8 @@ def batch_means(series: Tensor) -> Tensor:
     Returns:
         The means, in double precision.
     """
-    batches = _BATCHES if len(series) >= 2 * _BATCHES else len(series)
-    length = len(series) // batches
-    return series[-batches * length :].double().view(batches, length).mean(1)
+    length = max(1, len(series) // _BATCHES)
+    return series[len(series) % length :].double().view(-1, length).mean(1)
 
 
 def mean(samples: Tensor, *, independent: bool = False, confidence: float = 0.95) -> Estimate:
@@ -258,19 +258,21 @@ def _estimate(
         )
     steps, runs = len(samples), samples[0].numel()
     if runs > 1:
-        means = deviations.double().mean(0)
+        means, parts = deviations.double().mean(0), runs
         method = f"{runs} runs of {steps} steps" if steps > 1 else f"{runs} runs"
     elif independent:
-        means, method = deviations.double().reshape(-1), f"{steps} independent samples"
+        means, parts = deviations.double().reshape(-1), steps
+        method = f"{steps} independent samples"
     else:
         means = batch_means(deviations.reshape(-1))
-        method = f"{len(means)} batches of {steps // len(means)} steps"
-    parts = len(means)
-    stderr = (means.std() / math.sqrt(parts)).item() if parts > 1 else math.nan
+        length = steps // len(means)
+        parts = steps / length  # those left out of the batches count too
+        method = f"{len(means)} batches of {length} steps"
+    stderr = (means.std() / math.sqrt(parts)).item() if len(means) > 1 else math.nan
     return Estimate(
         value,
         stderr,
-        dof=max(1, parts - 1),
+        dof=max(1, len(means) - 1),
         confidence=confidence,
         count=samples.numel(),
         method=method,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -55,11 +55,10 @@ def require_mean_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     inputs, targets = (t.to(parameters[0].device) for t in _representative(batch))
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
     def evaluate(*chosen: int) -> _Evaluation:
         index = torch.tensor(chosen, device=inputs.device).repeat(2)
-        value = loss(functional_call(model, buffers, (inputs[index],)), targets[index])
+        value = loss(model(inputs[index]), targets[index])
         if not isinstance(value, Tensor) or value.ndim != 0:
             is_tensor = isinstance(value, Tensor)
             got = f"shape {tuple(value.shape)}" if is_tensor else type(value).__name__
@@ -73,9 +72,7 @@ def require_mean_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
         return _Evaluation(value.item(), torch.cat([g.reshape(-1) for g in slopes]))
 
     places = list(range(len(inputs))) if len(inputs) > 1 else [0, 0]
-    # Random layers draw from the global generators, which must not be advanced here.
-    devices = {p.device for p in parameters if p.device.type == "cuda"}
-    with torch.enable_grad(), torch.random.fork_rng(devices=list(devices)):
+    with torch.enable_grad(), _unchanged(model):
         once, again = evaluate(*places), evaluate(*places)
         changed = _difference(once, again, size=once.gradient.norm().item())
         if changed > _REPEATED_TOLERANCE:
@@ -101,6 +98,20 @@ def require_mean_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
                     f"of a batch{_suspects(model)}"
                 )
             before = after
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Restore the generators, from which random layers draw, and the buffers of the model."""
+    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(saved[name])
 
 
 class _Evaluation(NamedTuple):

@@ -47,30 +47,6 @@ def test_fdr1_and_fdr2_hold(model):
     assert model.excess_loss == pytest.approx(model.fdr1_left / 2, rel=1e-12, abs=0)
 
 
-@given(models)
-def test_matrix_relations_of_the_appendix_hold(model):
-    mu, damp, eta = model.momentum, 1 - model.dampening, model.lr
-    vv, xv = model.velocity_covariance, model.cross_covariance
-    xg, vg = model.position_covariance @ model.hessian, xv.T @ model.hessian
-    updated = mu**2 * vv + damp**2 * model.noise_matrix - damp * mu * (vg + vg.T)
-    assert_close(vv, updated, rtol=1e-10)
-    assert_close(xv.T - eta * vv, mu * xv.T - damp * xg.T, rtol=1e-10)
-    assert_close(damp * (xg + xg.T) - mu * (xv + xv.T), eta * vv, rtol=1e-10)
-
-
-@given(quadratics(st.just(0.0), st.just(0.0)))
-def test_relations_without_momentum_have_the_form_of_the_paper(model):
-    eta = model.lr
-    xg = model.position_covariance @ model.hessian
-    assert_close(xg + xg.T, eta * model.noise_matrix, rtol=1e-10)
-    assert model.fdr1_left == pytest.approx(
-        eta / 2 * model.noise_matrix.trace().item(), rel=1e-10, abs=0
-    )
-    assert model.full_gradient_square == pytest.approx(
-        eta / 2 * model.hessian_noise, rel=1e-10, abs=0
-    )
-
-
 @given(st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.01, 0.99), momenta, dampenings)
 def test_one_mode(h, c, fraction, mu, nu):
     lr = fraction * 2 * (1 + mu) / ((1 - nu) * h)
@@ -283,17 +259,14 @@ def test_noise_may_be_singular():
     ("arguments", "message"),
     [
         ({"lr": 0.0}, "lr must be positive and finite, got 0.0"),
-        ({"lr": math.nan}, "lr must be positive and finite, got nan"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
         ({"dampening": -0.1}, r"dampening must lie in \[0, 1\), got -0.1"),
         ({"lr": 2.0}, r"lr = 2.0 makes SGD diverge .*eigenvalue \(1\).* = 2$"),
         ({"lr": 6.0, "momentum": 0.5, "dampening": 0.5}, r"use lr < .* = 6$"),
         ({"hessian": torch.ones(2, 3)}, r"hessian must be a square .* got shape \(2, 3\)"),
-        ({"hessian": torch.ones(0)}, "hessian must be a square"),
         ({"hessian": torch.tensor([[1.0, 0.5], [0.0, 1.0]])}, "hessian must be symmetric"),
         ({"hessian": torch.tensor([1.0, 0.0])}, "hessian must be positive definite, got .* 0;"),
         ({"hessian": torch.tensor([1.0, math.inf])}, "hessian must be finite"),
-        ({"hessian": torch.ones(2, 2, 2)}, r"got shape \(2, 2, 2\)"),
         ({"noise": torch.ones(3)}, "noise must be of dimension 2, got 3"),
         ({"noise": torch.tensor([1.0, -1.0])}, "noise must be a covariance.* got -1"),
         ({"minimum": torch.ones(3)}, r"minimum must have shape \(2,\), got \(3,\)"),
