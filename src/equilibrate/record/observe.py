@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
 from typing import Any
 
-_ROTATION = ("scale_invariant", "angular_step", "equilibrium", "relaxation")
+from equilibrate.layers import Layer, by_name
+
 _SIDES = ("left", "right", "residual")
 
 
@@ -63,8 +63,7 @@ class Sources:
     @property
     def decisions(self) -> list[Any]:
         """The decisions that the scheduler remembers, the newest last."""
-        made = getattr(self.scheduler, "judgements", ())  # until schedulers have `decisions`
-        return list(getattr(self.scheduler, "decisions", made))
+        return list(getattr(self.scheduler, "decisions", None) or _judgements(self.scheduler))
 
 
 def observe(sources: Sources, *, layers: bool = False) -> dict[str, Any]:
@@ -83,23 +82,23 @@ def observe(sources: Sources, *, layers: bool = False) -> dict[str, Any]:
         ValueError: If layers are wanted, but there is no monitor.
     """
     row: dict[str, Any] = {"step": sources.step}
-    groups = sources.optimizer.param_groups
-    row["lrs"] = [float(group.get("lr", math.nan)) for group in groups]
-    if layers and sources.monitor is None:
-        raise ValueError("layers=True needs a monitor: pass an eq.Monitor, too")
     if sources.monitor is not None:
-        read = _read(sources.monitor)  # all that follows comes from one sum over the processes
-        reading, last = read.whole, getattr(sources.scheduler, "last_decision", None)
-        if layers:
-            threshold = getattr(getattr(sources.scheduler, "rule", None), "threshold", 0.01)
-            found = read.layers(threshold).layers
-            if reading.count:
-                row["layers"] = {layer.name: _layer(layer) for layer in found}
+        reading = sources.monitor.reading()
+        last = getattr(sources.scheduler, "last_decision", None)
         if not reading.count and last is not None and last.reading is not None:
             reading = last.reading  # lowering has just restarted the window
         row |= {name: getattr(reading, name) for name in (*_SIDES, "stderr", "margin", "count")}
+    groups = sources.optimizer.param_groups
+    row["lrs"] = [float(group.get("lr", math.nan)) for group in groups]
     if sources.forecaster is not None:
         row["forecasts"] = [_forecast(made) for made in sources.forecaster.forecasts()]
+    if layers:
+        if sources.monitor is None:
+            raise ValueError("layers=True needs a monitor: pass an eq.Monitor, too")
+        rule: Any = getattr(sources.scheduler, "rule", None)
+        read = by_name(sources.monitor, rule)
+        if any(layer.reading.count for layer in read.values()):
+            row["layers"] = {name: _layer(layer) for name, layer in read.items()}
     return row
 
 
@@ -168,13 +167,8 @@ def scalars(*sources: Any, layers: bool = False) -> dict[str, float]:
     return {name: value for name, value in named.items() if math.isfinite(value)}
 
 
-def _read(monitor: Any) -> Any:
-    if hasattr(monitor, "read"):
-        return monitor.read()
-    from equilibrate import layers, rules  # until monitors have `read`
-
-    tables = {"layers": lambda threshold: layers.read(monitor, rules.Threshold(threshold))}
-    return SimpleNamespace(whole=monitor.reading(), **tables)
+def _judgements(scheduler: Any) -> Any:
+    return getattr(scheduler, "judgements", ())
 
 
 def _forecast(forecast: Any) -> dict[str, Any]:
@@ -184,7 +178,7 @@ def _forecast(forecast: Any) -> dict[str, Any]:
     return found if forecast.undefined is None else {**found, "undefined": forecast.undefined}
 
 
-def _layer(layer: Any) -> dict[str, Any]:
+def _layer(layer: Layer) -> dict[str, Any]:
     """Return the row of a layer, short because there may be hundreds of them in each row.
 
     Numbers have six digits. Those that are not known are left out, except for the sides, and so are
@@ -192,7 +186,7 @@ def _layer(layer: Any) -> dict[str, Any]:
     """
     row = layer.row()
     if not layer.rotation.scale_invariant:
-        row = {name: value for name, value in row.items() if name not in _ROTATION}
+        row = {name: value for name, value in row.items() if name not in layer.OF_ROTATION}
     return {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
         for name, value in row.items()

@@ -6,7 +6,6 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, distributed
 
 from equilibrate._arguments import check_steps
+from equilibrate._engine.cooldown.loss_record import check_loss
 from equilibrate.record import jsonl
 from equilibrate.record.observe import Sources, observe
 
@@ -188,14 +188,10 @@ class Recorder:
 
     def _add(self, loss: float | Tensor) -> None:
         """Add a loss to those since the last row, without waiting for a device."""
-        if isinstance(loss, Tensor) and loss.numel() == 1:
+        loss = check_loss(loss)
+        if isinstance(loss, Tensor):
             exact = torch.float32 if loss.device.type == "mps" else torch.float64
             loss = loss.detach().reshape(()).to(exact, copy=True)
-        elif not isinstance(loss, Real):
-            raise TypeError(
-                "loss must be a number or a tensor with one element, got "
-                f"{type(loss).__name__}: pass the mean training loss since the last call"
-            )
         self._loss = loss + self._loss
         self._losses += 1
 
