@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "equilibrate"
 EXAMPLE = """
+import sys
 import torch
 import equilibrate as eq
 
@@ -28,12 +29,15 @@ torch.manual_seed(0)
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
 scheduler = eq.FDRScheduler(optimizer, threshold=0.1)  # line 1
+recorder = eq.Recorder(sys.argv[1], scheduler)
 for epoch in range(20):
     for _ in range(100):
         optimizer.zero_grad()
         (model(torch.randn(8, 3)) - torch.randn(8, 1)).square().mean().backward()
         optimizer.step()
     scheduler.step()  # line 2
+    recorder.record()
+recorder.close()
 assert scheduler.last_decision.lr < 0.1, scheduler.last_decision
 print(eq.__version__, eq.__file__)
 """
@@ -80,7 +84,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 def check_clean_install(wheel: Path, folder: Path) -> None:
-    """Install a wheel without extras; try the example, and the message of the command."""
+    """Install a wheel without extras; try the example, and the commands on what it recorded."""
     venv.create(folder)
     python = folder / "bin" / "python"
     [site] = folder.glob("lib/python*/site-packages")
@@ -90,15 +94,12 @@ def check_clean_install(wheel: Path, folder: Path) -> None:
     for name in EXTRAS:
         absent = subprocess.run([python, "-Ic", f"import {name}"], capture_output=True)
         assert absent.returncode != 0, f"{name} is installed without its extra"
-    found = run(python, "-W", "error", "-Ic", EXAMPLE)
+    record = folder / "run"
+    found = run(python, "-W", "error", "-Ic", EXAMPLE, record)
     assert str(site) in found, f"the example did not use the wheel: {found}"
     for command in ([folder / "bin" / "equilibrate"], [python, "-Im", "equilibrate"]):
-        done = subprocess.run([*command, "train"], capture_output=True, text=True)
-        assert done.returncode == 1, done
-        message = "equilibrate: the command line needs typer, which is not installed. Install it "
-        assert done.stderr == f"{message}with: pip install 'equilibrate[experiments]'\n", (
-            done.stderr
-        )
+        assert str(record / "report.html") in run(*command, "report", record)
+        assert "step 2,000" in run(*command, "watch", "--once", record)
 
 
 def link_core(site: Path) -> None:

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from equilibrate.report.braille import chart
 from equilibrate.report.numbers import format_number
-from equilibrate.report.run import Column, Run, last
+from equilibrate.report.run import Column, Run
 
 _CHART_HEIGHT = 5
 _LAYERS = 8
@@ -117,7 +117,7 @@ def _chart(
         high=high,
         transform=transform or (lambda value: value),
     )
-    head = f"{title}  {format_number(last(values), margin)}"[: side + 1 + size]
+    head = f"{title}  {format_number(values[-1], margin)}"[: side + 1 + size]
     return [
         paint(f"{head:{side + 1 + size}}", "bold"),
         *(

@@ -1,1 +1,0 @@
-"""Records, checkpoints, locks and provenance of training runs."""
