@@ -24,6 +24,7 @@ from equilibrate.record import provenance
 Row = dict[str, Any]
 _WAIT_SECONDS = 10.0
 """Forked workers of a data loader keep the lock of a killed process for a few seconds."""
+_RETRY_SECONDS = 0.1
 
 
 class RecordError(Exception):
@@ -265,7 +266,7 @@ def open_locked(path: Path | str, *, wait: float = 0.0) -> BinaryIO:
     Raises:
         RecordError: If another process has it, or it cannot be written.
     """
-    path, deadline = Path(path), time.monotonic() + wait
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab", buffering=0)  # noqa: SIM115
@@ -273,20 +274,18 @@ def open_locked(path: Path | str, *, wait: float = 0.0) -> BinaryIO:
         raise RecordError(
             f"cannot write to {path} ({error.strerror}): choose a folder you can write to"
         ) from error
-    while True:
+    for _ in range(1 + round(wait / _RETRY_SECONDS)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
         except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.1)
-                continue
-            file.close()
-            raise RecordError(
-                f"another run is writing to {path}: wait for it to end, or choose another folder"
-            ) from None
+            time.sleep(_RETRY_SECONDS)
         except OSError:  # this file system has no locks
-            pass
-        return file
+            return file
+    file.close()
+    raise RecordError(
+        f"another run is writing to {path}: wait for it to end, or choose another folder"
+    )
 
 
 def write_file(path: Path | str, content: str | bytes) -> Path:
