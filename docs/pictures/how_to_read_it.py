@@ -23,10 +23,9 @@ from torch.nn.functional import cross_entropy
 
 import equilibrate as eq
 from equilibrate.report import page
-from equilibrate.report.figures import LEFT, LOSS, RATE
-from equilibrate.rules import Threshold
 
 FOLDER = Path(__file__).parent
+LEFT, LOSS, RATE = "#0b5394", "#38761d", "#333333"
 TOLERANCE = 0.05
 Row = dict[str, float]
 
@@ -184,7 +183,7 @@ def layers() -> tuple[str, str]:
         )
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.002)
-    monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters())
+    monitor = eq.Monitor(optimizer, model)
     with (
         tempfile.TemporaryDirectory() as folder,
         eq.Recorder(folder, monitor, layers=True, every=100) as recorder,
@@ -196,7 +195,7 @@ def layers() -> tuple[str, str]:
             optimizer.step()
             recorder.record()
         html = page.render(recorded(recorder))
-    return html, str(eq.layers.read(monitor, Threshold(TOLERANCE), budget=1000))
+    return html, str(monitor.layers(TOLERANCE, budget=1000))
 
 
 if __name__ == "__main__":

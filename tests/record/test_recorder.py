@@ -26,8 +26,8 @@ def made(*, groups=1, names=False, **settings):
     if groups == 2:
         options = [{"params": params[:1]}, {"params": params[1:], "lr": 0.2}]
     optimizer = torch.optim.SGD(options, lr=0.1)
-    named = {"first.weight": params[0], "second.weight": params[1]}.items() if names else None
-    monitor = eq.Monitor(optimizer, named_parameters=named, every=1)
+    model = torch.nn.ParameterDict(dict(zip(("first", "second"), params, strict=True)))
+    monitor = eq.Monitor(optimizer, model if names else None, every=1)
     settings = {"min_steps": 10, **settings}
     return optimizer, eq.FDRScheduler(optimizer, monitor=monitor, **settings)
 
@@ -80,9 +80,9 @@ def test_right_after_a_lowering_the_row_has_what_was_judged(tmp_path):
     assert (first["left"], first["count"], first["lrs"]) == (judged.left, 15, [0.05, 0.1])
     assert second["count"] == 2
     assert "decisions" not in second
-    layer, expected = second["layers"]["second.weight"], scheduler.monitor.parameter_readings()
+    layer, expected = second["layers"]["second"], scheduler.monitor.layers().layers[1]
     for name in ("left", "right", "residual"):
-        assert layer[name] == pytest.approx(getattr(expected["second.weight"], name), rel=1e-5)
+        assert layer[name] == pytest.approx(getattr(expected.reading, name), rel=1e-5)
         assert len(repr(layer[name])) < 14
     assert layer["state"] == "equilibrated"  # with the threshold of the scheduler
 
@@ -91,12 +91,12 @@ def test_right_after_a_lowering_the_row_has_what_was_judged(tmp_path):
 def test_layers_have_a_state_and_scale_invariant_ones_an_angular_step(tmp_path, decay):
     model = networks.convolutional()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.04, weight_decay=decay)
-    monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters(), every=4)
+    monitor = eq.Monitor(optimizer, model, every=4)
     with eq.Recorder(tmp_path, monitor, layers=True) as recorder:
-        networks.train(model, optimizer, 60)
+        networks.train(model, optimizer, 120)
         recorder.record()
     (row,) = rows(recorder)
-    table = eq.layers.read(monitor)
+    table = monitor.layers()
     assert list(row["layers"]) == [layer.name for layer in table.layers]
     for layer in table.layers:
         found, angles = row["layers"][layer.name], {}
@@ -163,9 +163,9 @@ def test_calls_between_rows_do_not_read(tmp_path, monkeypatch):
     """Neither the monitor nor a loss on a device may be waited for."""
     optimizer, scheduler = made()
     recorder = eq.Recorder(tmp_path, scheduler, every=8)
-    read, waits = scheduler.monitor.reading, []
+    read, waits = scheduler.monitor.read, []
     monkeypatch.setattr(
-        scheduler.monitor, "reading", lambda: waits.append(scheduler.monitor.step) or read()
+        scheduler.monitor, "read", lambda: waits.append(scheduler.monitor.step) or read()
     )
     losses = torch.arange(40.0, dtype=torch.float32)
     for loss in losses:
@@ -303,7 +303,7 @@ def test_errors(tmp_path):
     recorder = eq.Recorder(tmp_path, scheduler)
     with pytest.raises(ValueError, match="left, lrs is written by the recorder: rename it"):
         recorder.record(lrs=1, left=2)
-    with pytest.raises(TypeError, match=r"loss must be a number .* got str: pass the mean"):
+    with pytest.raises(TypeError, match=r"loss must be a number .* got str: pass the train"):
         recorder.record(loss="1.0")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"tensor with one element, got a tensor of shape \(2,\)"):
         recorder.record(loss=torch.ones(2))

@@ -1,8 +1,5 @@
 """Named numbers for loggers."""
 
-import math
-from types import SimpleNamespace
-
 import pytest
 import torch
 from support import networks
@@ -10,6 +7,7 @@ from support.recorded import noisy_steps
 from torch import nn
 
 import equilibrate as eq
+from equilibrate.record.observe import Sources, observe
 
 
 def parameters():
@@ -33,7 +31,8 @@ def test_a_monitor():
 
 def test_a_scheduler_right_after_a_lowering_and_later():
     optimizer = torch.optim.SGD(parameters(), lr=0.1)
-    scheduler = eq.FDRScheduler(optimizer, threshold=1e9, factor=0.5, min_steps=10, every=1)
+    monitor = eq.Monitor(optimizer, every=1)
+    scheduler = eq.FDRScheduler(optimizer, 1e9, 0.5, min_steps=10, monitor=monitor)
     noisy_steps(optimizer, 20)
     scheduler.step()
     judged = scheduler.last_decision.reading
@@ -77,10 +76,11 @@ def test_learning_rates_that_differ_or_are_missing():
 def test_layers_and_angular_steps_of_scale_invariant_ones():
     model = networks.convolutional()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.04, weight_decay=0.01)
-    monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters(), every=4)
+    monitor = eq.Monitor(optimizer, model, every=4)
     networks.train(model, optimizer, 40)
-    found, rotations = eq.scalars(monitor, layers=True), monitor.parameter_rotations()
-    for layer in eq.layers.read(monitor).layers:
+    found, table = eq.scalars(monitor, layers=True), monitor.layers()
+    rotations = {layer.name: layer.rotation for layer in table.layers}
+    for layer in table.layers:
         residual = found[f"equilibrate_layers/{layer.name}/residual"]
         assert residual == pytest.approx(layer.reading.residual, rel=1e-5)
     angles = {name: v for name, v in found.items() if name.endswith("angular_step")}
@@ -103,20 +103,24 @@ def test_errors():
             eq.scalars(other)
     with pytest.raises(TypeError, match="got NoneType"):
         eq.scalars()
-    with pytest.raises(ValueError, match=r"named_parameters=model.named_parameters"):
+    with pytest.raises(ValueError, match="there is no name for any parameter: pass the model"):
         eq.scalars(eq.Monitor(optimizer), layers=True)
     with pytest.raises(ValueError, match=r"layers=True needs a monitor: pass an eq\.Monitor, too"):
         eq.scalars(eq.Forecaster(optimizer), layers=True)
 
 
-def test_a_scheduler_that_knows_its_length_counts_its_own_steps():
-    """It has a forecaster and no monitor; while it decays, the forecaster counts nothing."""
+def test_a_cooldown_counts_its_own_steps_and_forecasts_until_it_decays():
     optimizer = torch.optim.SGD(parameters(), lr=0.1)
-    forecaster = SimpleNamespace(forecasts=lambda: (), step=3)
-    scheduler = SimpleNamespace(
-        optimizer=optimizer, forecaster=forecaster, last_decision=None, last_epoch=7, total_steps=9
-    )
-    from equilibrate.record.observe import Sources, observe
-
-    assert observe(Sources.of(scheduler)) == {"step": 7, "lrs": [0.1], "forecasts": []}
-    assert not math.isnan(eq.scalars(scheduler)["equilibrate/lr"])
+    scheduler = eq.Cooldown(optimizer, total_steps=1000)
+    for _ in range(1000):
+        noisy_steps(optimizer, 1)
+        scheduler.step(1.0)
+        if scheduler.last_epoch == 500:
+            row = observe(Sources.of(scheduler))
+            assert (row["step"], row["lrs"]) == (500, [0.1])
+            assert row["forecasts"][0]["horizon"] == 100
+            assert "equilibrate/forecast/gain_100" in eq.scalars(scheduler)
+    assert scheduler.forecaster.step < 1000  # nothing is measured once it decays
+    row = observe(Sources.of(scheduler))
+    assert (row["step"], row["lrs"]) == (1000, [0.0])
+    assert eq.scalars(scheduler) == {"equilibrate/lr": 0.0}

@@ -42,7 +42,8 @@ def train(
     generator = torch.Generator().manual_seed(0)
     theta = torch.nn.Parameter(torch.randn(6, generator=generator))
     optimizer = torch.optim.SGD([theta], lr=0.3)
-    scheduler = eq.FDRScheduler(optimizer, threshold=0.1, min_steps=STEPS, every=1)
+    monitor = eq.Monitor(optimizer, every=1)
+    scheduler = eq.FDRScheduler(optimizer, threshold=0.1, min_steps=STEPS, monitor=monitor)
     checkpoint = folder / "checkpoint.pt"
     saved = torch.load(checkpoint) if checkpoint.exists() else None
 
@@ -83,8 +84,7 @@ def sharded(folder: str) -> list[float]:
     model = torch.nn.Linear(4, 3)
     fully_shard(model, mesh=init_device_mesh("cpu", (torch.distributed.get_world_size(),)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    named = model.named_parameters()
-    monitor = eq.Monitor(optimizer, named_parameters=named, every=1)
+    monitor = eq.Monitor(optimizer, model, every=1)
     scheduler = eq.FDRScheduler(optimizer, monitor=monitor, threshold=1e9, min_steps=4)
     found = []
     for steps in (10, 9):

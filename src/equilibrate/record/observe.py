@@ -91,10 +91,11 @@ def observe(sources: Sources, *, layers: bool = False) -> dict[str, Any]:
         if not reading.count and last is not None and last.reading is not None:
             reading = last.reading  # lowering has just restarted the window
         row |= {name: getattr(reading, name) for name in (*_SIDES, "stderr", "margin", "count")}
-        if layers and read.whole.count:
+        if layers:
             threshold = getattr(getattr(sources.scheduler, "rule", None), "threshold", 0.01)
-            table = read.layers(threshold)
-            row["layers"] = {layer.name: _layer(layer) for layer in table.layers}
+            table = read.layers(threshold)  # before the first step, too: it raises without names
+            if read.whole.count:
+                row["layers"] = {layer.name: _layer(layer) for layer in table.layers}
     groups = sources.optimizer.param_groups
     row["lrs"] = [float(group.get("lr", math.nan)) for group in groups]
     if sources.forecaster is not None:
