@@ -83,10 +83,14 @@ class Ledger:
         """Rows of Σ η(L − R), ηR and ηN of each tensor, the steps, Ση, and η of the sample."""
         shape = _BLOCK + 1, self.series, 4
         self._points = torch.zeros(shape, dtype=torch.float64, device=bucket.device)
-        self._slots = self._points.unbind(0)  # indexing at each measurement would take longer
+        # Views of each place, since indexing at each measurement would take longer.
+        self._slots = self._points.unbind(0)
+        self._sum_slots = self._points[..., :POTENTIAL].unbind(0)
+        self._columns = [slot.unbind(1) for slot in self._slots]
         self._shares = send(bucket.shares(), torch.float64, bucket.device)
-        self._edits = EditWatch()
+        self._edits = EditWatch(distributed=bucket.distributed)
         self._update: Update | None = None
+        self._states: list[dict[str, Any]] | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -197,15 +201,16 @@ class Ledger:
         update, slot = self._update, self._slots[len(self._entries) + 1]
         assert update is not None
         norm = self._thinned or self._measured % _NORM_PERIOD == 0
+        place = len(self._entries) + 1
         if not norm:
-            slot[:, NORM] = self._slots[len(self._entries)][:, NORM]
-        self._sums.measure(self.bucket.local(), slot[:, :3], norm=norm)
+            self._columns[place][NORM].copy_(self._columns[place - 1][NORM])
+        self._sums.measure(self.bucket.local(), self._sum_slots[place], norm=norm)
         if self._thinned:
             self._sums.free()
         found = getattr(self._optimizer, "found_inf", None)
         if update.momentum:
             if found is None and all(p.grad is not None for p in self.bucket.params):
-                slot[:, POTENTIAL] = slot[:, ALONG]
+                self._columns[place][POTENTIAL].copy_(self._columns[place][ALONG])
             else:  # a tensor that the step has not moved keeps its velocity
                 self._write_point(update, norm=False, column=POTENTIAL)
         sampled: Scalar = update.lr
@@ -265,7 +270,11 @@ class Ledger:
 
     def _buffers(self) -> list[Tensor | None]:
         state = self._optimizer.state
-        return [state.get(p, {}).get("momentum_buffer") for p in self.bucket.params]
+        if self._states is None or state.get(self.bucket.params[0]) is not self._states[0]:
+            if any(p not in state for p in self.bucket.params):
+                return [state.get(p, {}).get("momentum_buffer") for p in self.bucket.params]
+            self._states = [state[p] for p in self.bucket.params]  # looking them up takes long
+        return [entry.get("momentum_buffer") for entry in self._states]
 
     # Rows -------------------------------------------------------------------------------------
 

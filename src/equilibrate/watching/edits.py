@@ -59,9 +59,13 @@ class EditWatch:
     step of the optimizer increases them; over the steps in between they must have grown by that
     much for each. Only after a first difference are they read around every step, since it may also
     come from an optimizer whose steps are not all alike, or from tensors without gradients.
+
+    Args:
+        distributed: Whether some of the tensors are DTensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, distributed: bool) -> None:
+        self._distributed = distributed
         self.every_step = False
         """Whether the counters must be read around every step."""
         self.forget()
@@ -73,8 +77,9 @@ class EditWatch:
             tensors: Parameters, and the state of the optimizer that matters.
             step: Number of steps so far.
         """
-        places = [tensor.data_ptr() for tensor in map(local, tensors)]
-        versions, before = _versions(tensors), self._after
+        local_parts = map(local, tensors) if self._distributed else tensors
+        places = list(map(Tensor.data_ptr, local_parts))
+        versions, before = _versions(tensors, distributed=self._distributed), self._after
         moved = self._places not in (None, places)
         self._before, self._places = versions, places
         if before is None:
@@ -88,7 +93,8 @@ class EditWatch:
         if self._places is None or len(tensors) != len(self._places):  # buffers were created
             self.forget()
             return
-        self._after, self._step = _versions(tensors), step
+        self._after = _versions(tensors, distributed=self._distributed)
+        self._step = step
         self._growth = self._after - self._before
 
     def forget(self) -> None:
@@ -111,14 +117,14 @@ def _counted(params: Sequence[Tensor]) -> list[Tensor]:
     return [*params, *(local(p) for p in params if as_dtensor(p) is not None)]
 
 
-def _versions(params: Sequence[Tensor]) -> int:
+def _versions(params: Sequence[Tensor], *, distributed: bool = True) -> int:
     """Return the sum of the versions that parameters have outside blocks of `exchanged`."""
     kept = 0
     if _borrowed:
         known = ChainMap(*_borrowed)  # of nested blocks the outermost one counts
         kept = sum(known[id(p)] for p in params if id(p) in known)
         params = [p for p in params if id(p) not in known]
-    return kept + sum(map(_version, _counted(params)))
+    return kept + sum(map(_version, _counted(params) if distributed else params))
 
 
 def _copy(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -87,7 +87,7 @@ class TorchSums:
             out[:, NORM] = norms(after)
         cells: list[Tensor] = []
         for p, d in zip(after, before, strict=True):
-            cells += dots(p, d, d)
+            cells += _products(p.detach(), d)
         out[:, ALONG:] = torch.stack(cells).view(-1, 2)
 
     def inner(self, params: Sequence[Tensor], vectors: Optionals, out: Tensor) -> None:
@@ -115,13 +115,12 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return _in_pieces(lambda x, y: [x.dot(y)], x, y)[0]
 
 
-def dots(a: Tensor, b: Tensor, c: Tensor) -> Sequence[Tensor]:
-    """Return a·b and b·c of three dense tensors of one shape and dtype."""
+def _products(a: Tensor, b: Tensor) -> Sequence[Tensor]:
+    """Return a·b and b·b of dense tensors of one shape and dtype."""
     x, y = flatten(a, b)
-    z = y if b is c else flatten(a, c)[1]
     if _is_exact(x, y):
-        return x.dot(y), y.dot(z)
-    return _in_pieces(lambda x, y, z: [x.dot(y), y.dot(z)], x, y, z)
+        return x.dot(y), y.dot(y)
+    return _in_pieces(lambda x, y: [x.dot(y), y.dot(y)], x, y)
 
 
 def norms(params: Sequence[Tensor]) -> Tensor:
