@@ -209,7 +209,7 @@ class Ledger:
                 self._write_point(update, norm=False, column=POTENTIAL)
         sampled: Scalar = update.lr
         if found is not None:
-            sampled = sampled * (on_device(found, slot) == 0)
+            sampled = sampled * (on_device(found, slot) == 0).double()
         self._measured += 1
         self._note(step, made, update, sampled)
 

@@ -73,34 +73,40 @@ class EditWatch:
             tensors: Parameters, and the state of the optimizer that matters.
             step: Number of steps so far.
         """
-        places = [tensor.data_ptr() for tensor in map(local, tensors)]
+        places = _places(tensors)
         versions, before = _versions(tensors), self._after
         moved = self._places not in (None, places)
         self._before, self._places = versions, places
-        if before is None:
+        steps = step - self._step
+        if before is None or (steps and self._growth is None):
             return moved
-        edited = moved or versions != before + (step - self._step) * self._growth
+        edited = moved or versions != before + steps * (self._growth or 0)
         self.every_step |= edited
         return edited
 
     def note_step(self, tensors: Sequence[Tensor], step: int) -> None:
         """Note a step before which `is_edited` was called; `step` counts it."""
-        if self._places is None or len(tensors) != len(self._places):  # buffers were created
-            self.forget()
-            return
         self._after, self._step = _versions(tensors), step
-        self._growth = self._after - self._before
+        if self._places is not None and len(tensors) == len(self._places):
+            self._growth = self._after - self._before
+        else:  # buffers were created
+            self._places, self._growth = _places(tensors), None
 
     def forget(self) -> None:
         """Take the parameters as they are, for example after loading a state."""
-        self._before, self._growth, self._step = 0, 0, 0
+        self._before, self._step = 0, 0
+        self._growth: int | None = None
         self._after: int | None = None
         self._places: list[int] | None = None
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is nothing to compare the counters with."""
-        return self._after is None
+        """Whether it is not known by how much a step increases the counters."""
+        return self._growth is None
+
+
+def _places(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in map(local, tensors)]
 
 
 def _counted(params: Sequence[Tensor]) -> list[Tensor]:
