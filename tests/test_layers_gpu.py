@@ -28,7 +28,7 @@ def run(norm, kind, device, steps, *, every=4, half=None, scaler=None):
     make, names = networks.INVARIANT[norm]
     model = make().to(device)
     optimizer = KINDS[kind](model.parameters())
-    monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters(), every=every)
+    monitor = eq.Monitor(optimizer, model, every=every)
     images, labels = (tensor.to(device) for tensor in networks.digits())
     chosen = torch.randint(len(images), (steps, 20), generator=torch.Generator().manual_seed(1))
     chosen = chosen.to(device)
@@ -49,7 +49,7 @@ def run(norm, kind, device, steps, *, every=4, half=None, scaler=None):
     finally:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-    return monitor.parameter_rotations(), names
+    return {each.name: each.rotation for each in monitor.layers().layers}, names
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -72,4 +72,3 @@ def test_scale_invariant_weights_are_recognised_on_a_gpu(norm, half):
     found, names = run(norm, kind, "cuda", 40, half=half, scaler=scaler)
     assert all(found[name].scale_invariant for name in names)
     assert not any(found[name].scale_invariant for name in list(found)[-2:])
-    print(norm, half, {name: found[name].alignment for name in names})

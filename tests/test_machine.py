@@ -280,7 +280,7 @@ class Machine(RuleBasedStateMachine):
         if not (self.comparable and reading.count):
             return
         left, right = self.twin.expected(reading.count)
-        assert abs(reading.count - self.twin.counted() / 2) <= 2 * self.twin.every
+        assert abs(reading.count - len(self.twin.counted()) / 2) <= 2 * self.twin.every
         size = max(abs(left), right, 1e-9)
         assert reading.right == pytest.approx(right, abs=1e-9 * size)
         assert reading.left == pytest.approx(left, abs=1e-9 * size)

@@ -1,257 +1,177 @@
-"""The state of a monitor: layout changes, reset, saving and loading, wrong arguments."""
+"""The state of a monitor: resumed bit by bit, copied, refused; names; wrong arguments."""
+
+import copy
+import io
+import pickle
 
 import pytest
 import torch
-from support.monitored import SGD_FORMS, assert_agrees, small_model, train
-from support.naive import NaiveSGDSides
+from support.monitored import Loop, fused_step, small_model
 from torch import nn
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import equilibrate as eq
 
-
-def test_a_group_added_later_starts_the_averages_again():
-    model, extra = small_model(), nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = eq.Monitor(optimizer, every=1)
-    train(model, optimizer, steps=10)
-    optimizer.add_param_group({"params": [extra], "lr": 0.2})
-    naive = NaiveSGDSides(optimizer)
-    train(model, optimizer, naive, steps=7)
-    assert (monitor.reading().step, monitor.reading().count) == (17, 4)
-    assert_agrees(monitor.reading(), naive.left, naive.right)
+FORMS = {
+    "plain": lambda p: SGD(p, lr=0.1, weight_decay=0.05),
+    "dampening": lambda p: SGD(p, lr=0.1, momentum=0.8, dampening=0.4),
+    "nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "tensor": lambda p: SGD(p, lr=torch.tensor(0.1), momentum=0.9),
+    "AdamW": lambda p: AdamW(p, lr=0.01, weight_decay=0.1),
+}
 
 
-@pytest.mark.parametrize("how", ["a new list", "a new entry"])
-def test_parameters_that_take_the_place_of_others_are_those_watched(how):
-    model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.05)
-    monitor = eq.Monitor(optimizer, every=1)
-    train(model, optimizer, steps=10)
-    model[-1].bias = nn.Parameter(2 * model[-1].bias.detach() + 1)
-    if how == "a new list":
-        optimizer.param_groups[0]["params"] = list(model.parameters())
-    else:
-        optimizer.param_groups[0]["params"][-1] = model[-1].bias
-    naive = NaiveSGDSides(optimizer)
-    train(model, optimizer, naive, steps=7)
-    assert (monitor.reading().step, monitor.reading().count) == (17, 4)  # averages begin anew
-    assert_agrees(monitor.reading(), naive.left, naive.right)
+def saved(*parts):
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in parts], file)
+    file.seek(0)
+    return torch.load(file)
 
 
-def test_parameters_added_later_have_names_of_the_optimizer_or_their_place():
-    model, extra, last = small_model(), nn.Linear(2, 2), nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = eq.Monitor(optimizer, every=1, named_parameters=model.named_parameters())
-    optimizer.add_param_group({"params": list(extra.parameters())})
-    optimizer.add_param_group({"params": [last]})
-    optimizer.param_groups[1]["param_names"] = ["head.weight", "head.bias"]
-    names = [name for name, _ in model.named_parameters()]
-    expected = [*names, "head.weight", "head.bias", "group 2, parameter 0"]
-    assert list(monitor.parameter_readings()) == expected
+def numbers(monitor):
+    """All that a monitor reads; nan equals nan."""
+    read = monitor.read()
+    return repr((read.whole, read.groups, read.layers().row()))
 
 
-def test_names_are_taken_from_an_optimizer_that_has_its_own():
-    model = small_model()
-    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
-    monitor = eq.Monitor(optimizer)
-    assert list(monitor.parameter_readings()) == [name for name, _ in model.named_parameters()]
-
-
-def test_parameter_readings_need_names():
-    optimizer = torch.optim.SGD(small_model().parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"no name for any parameter: pass named_parameters="):
-        eq.Monitor(optimizer).parameter_readings()
-
-
-def test_a_state_saved_after_a_group_was_added_can_be_loaded():
-    def start():
-        torch.manual_seed(0)
-        model, extra = small_model(), nn.Parameter(torch.ones(3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        monitor = eq.Monitor(optimizer, every=1)
-        train(model, optimizer, steps=3)
-        optimizer.add_param_group({"params": [extra]})
-        return model, optimizer, monitor
-
-    _, _, monitor = start()
-    state = monitor.state_dict()
-    model, optimizer, other = start()
-    other.load_state_dict(state)
-    train(model, optimizer, steps=4)
-    assert (other.reading().step, other.reading().count) == (7, 2)
-
-
-def test_complex_parameters_added_later_raise_too():
-    optimizer = torch.optim.SGD(small_model().parameters(), lr=0.1)
-    monitor = eq.Monitor(optimizer)
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]})
-    with pytest.raises(TypeError, match="parameter group 1 has complex parameters"):
-        optimizer.step()
-    assert monitor.step == 0
-
-
-@pytest.mark.parametrize("every", [1, 4])
-def test_parameters_that_were_moved_at_the_end_of_a_training_can_still_be_read(every):
-    model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.05)
-    options = {"named_parameters": model.named_parameters(), "trace": True}
-    monitor = eq.Monitor(optimizer, every=every, **options)
-    train(model, optimizer, steps=40)
-    monitor.mark()
-    before = monitor.reading(), monitor.parameter_readings(), monitor.group_readings()
-    places = monitor._watch._places
-    places._firsts = [(p, torch.device("cuda")) for p, _ in places._firsts]  # as if from there
-    after = monitor.reading(), monitor.parameter_readings(), monitor.group_readings()
-    assert before == after
-    assert before[0].count > 0
-    train(model, optimizer, steps=2 * every)  # on the other device the window begins again
-    assert monitor.reading().count <= 2 * every
-
-
-def test_reset_and_detach():
-    model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = eq.Monitor(optimizer, every=1)
-    assert monitor.reading().undefined == "no step has been seen yet"
-    train(model, optimizer, steps=10)
-    monitor.reset()
-    assert (monitor.reading().step, monitor.reading().count) == (10, 0)
-    train(model, optimizer, steps=4)
-    before = monitor.reading()
-    monitor.detach()
-    train(model, optimizer, steps=4)
-    assert monitor.reading() == before
-    assert (before.step, before.count) == (14, 2)
-
-
-def test_non_finite_gradients_are_reported_and_leave_with_the_window():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    (p,) = optimizer.param_groups[0]["params"]
-    monitor = eq.Monitor(optimizer, every=1)
-    for t in range(8):
-        p.grad = torch.full((2,), float("nan") if t == 2 else 1.0)
-        before = p.detach().clone()
-        optimizer.step()
-        p.data.copy_(before)
-        if t == 3:
-            assert "non-finite" in str(monitor.reading().undefined)
-            assert monitor.reading().residual != monitor.reading().residual
-    assert monitor.reading().undefined is None
-
-
-@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
-def test_a_step_to_nowhere_is_not_taken_for_rest(lr):
-    p = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.Adam([p], lr=lr, foreach=False)
-    monitor = eq.Monitor(optimizer, every=1)
-    p.grad = torch.tensor([1.0, float("nan")])
-    optimizer.step()
-    assert "non-finite" in str(monitor.reading().undefined)
-
-
-@pytest.mark.parametrize("form", SGD_FORMS)
-@pytest.mark.parametrize("names", [False, True])
+@pytest.mark.parametrize("first", [21, 64])
 @pytest.mark.parametrize("every", [1, 5])
-def test_stopped_and_resumed_readings_are_bit_identical(form, names, every, tmp_path):
-    sign = -1.0 if SGD_FORMS[form].get("maximize") else 1.0
+@pytest.mark.parametrize("form", FORMS)
+def test_stopped_and_resumed_readings_are_bit_identical(form, every, first):
+    """Saved in mid-interval, after the scheduler has changed the rate; loaded in any order."""
+    loop = Loop(FORMS[form], every, torch.float32)
+    schedule = CosineAnnealingLR(loop.optimizer, 200)
+    loop.run(first, schedule.step)
+    states = saved(loop.monitor, loop.model, loop.optimizer, schedule)
+    noise = loop.generator.get_state()
+    loop.run(30, schedule.step)
 
-    def start():
-        torch.manual_seed(0)
-        model = small_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **SGD_FORMS[form])
-        named = model.named_parameters() if names else None
-        return model, optimizer, eq.Monitor(optimizer, every=every, named_parameters=named)
-
-    model, optimizer, monitor = start()
-    train(model, optimizer, steps=21, sign=sign)
-    parts = {"model": model, "optimizer": optimizer, "monitor": monitor}
-    torch.save({key: part.state_dict() for key, part in parts.items()}, tmp_path / "c.pt")
-    train(model, optimizer, steps=30, sign=sign)
-    readings = monitor.parameter_readings if names else monitor.group_readings
-    expected = monitor.reading(), readings()
-
-    model, optimizer, monitor = start()
-    loaded = torch.load(tmp_path / "c.pt")
-    monitor.load_state_dict(loaded["monitor"])  # in whatever order
-    model.load_state_dict(loaded["model"])
-    optimizer.load_state_dict(loaded["optimizer"])
-    train(model, optimizer, steps=30, sign=sign)
-    readings = monitor.parameter_readings if names else monitor.group_readings
-    assert (monitor.reading(), readings()) == expected
+    other = Loop(FORMS[form], 1, torch.float32)
+    schedule = CosineAnnealingLR(other.optimizer, 200)
+    parts = other.monitor, other.model, other.optimizer, schedule
+    for part, state in zip(parts, states, strict=True):
+        part.load_state_dict(state)
+    other.generator.set_state(noise)
+    other.run(30, schedule.step)
+    assert other.monitor.every == every
+    assert numbers(other.monitor) == numbers(loop.monitor)
 
 
-def test_loading_restores_every():
-    optimizer = torch.optim.SGD(small_model().parameters(), lr=0.1)
-    saved = eq.Monitor(optimizer, every=7).state_dict()
-    monitor = eq.Monitor(optimizer)
-    monitor.load_state_dict(saved)
-    assert monitor.every == 7
+@pytest.mark.parametrize("saved_after", range(1, 8))
+def test_steps_skipped_before_a_save_are_not_counted_after_it(saved_after):
+    loop = Loop(lambda p: SGD(p, lr=0.1, fused=True), 4)
+    loaded = loop.monitor
+    for t in range(1, 9):
+        loop.backward()
+        fused_step(loop.optimizer, skip=t in (2, 3, 6))
+        if t == saved_after:
+            loaded = eq.Monitor(loop.optimizer, loop.model)
+            loaded.load_state_dict(loop.monitor.state_dict())
+    assert numbers(loaded) == numbers(loop.monitor)
+    assert loaded.reading().step == 5
 
 
-def test_the_state_of_another_model_is_refused():
-    def monitor_of(model, **kwargs):
-        return eq.Monitor(torch.optim.SGD(model.parameters(), lr=0.1), **kwargs)
+@pytest.mark.parametrize("every", [1, 3])
+def test_asking_for_a_reading_changes_no_bit_of_a_later_one(every):
+    """Over several blocks of measurements."""
+    loop = Loop(FORMS["dampening"], every, torch.float32)
+    asked = eq.Monitor(loop.optimizer, loop.model, every=every)
+    for t in range(150 * every):
+        loop.backward()
+        loop.optimizer.step()
+        if t % 7 == 3:
+            asked.reading()
+            asked.state_dict()
+    assert numbers(asked) == numbers(loop.monitor)
 
-    state = monitor_of(small_model()).state_dict()
-    with pytest.raises(ValueError, match=r"another model or optimizer.*4 tensors of 83 parameters"):
-        monitor_of(nn.Linear(2, 2)).load_state_dict(state)
-    other = small_model()
-    with pytest.raises(ValueError, match=r"without names, this monitor has .* with names"):
-        monitor_of(other, named_parameters=other.named_parameters()).load_state_dict(state)
-    with pytest.raises(ValueError, match="not the state of a Monitor: it holds step, monitor"):
-        monitor_of(other).load_state_dict({"step": 1, "monitor": state})
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("form", ["plain", "dampening", "AdamW"])
+def test_a_copy_continues_as_the_original_does(form, how):
+    loop = Loop(FORMS[form], 4, scale_invariant=False)
+    loop.run(21)
+    copied = how(loop)
+    monitor = copied.monitor
+    assert monitor.optimizer is copied.optimizer is not loop.optimizer
+    assert (monitor.every, monitor.scale_invariant) == (4, False)
+    before = numbers(loop.monitor)
+    assert numbers(monitor) == before
+    copied.run(30)
+    assert numbers(loop.monitor) == before  # the original has not moved
+    loop.run(30)
+    assert numbers(monitor) == numbers(loop.monitor)
 
 
-def test_the_state_of_parameters_on_other_devices_raises():
-    model = small_model()
-    monitor = eq.Monitor(torch.optim.SGD(model.parameters(), lr=0.1))
+def test_wrong_states_are_refused():
+    def monitor_of(model):
+        return eq.Monitor(SGD(model.parameters(), lr=0.1))
+
+    monitor = monitor_of(small_model())
     state = monitor.state_dict()
-    state["probes"] *= 2  # as from a group with parameters on two devices
+    with pytest.raises(ValueError, match=r"another model or optimizer.*4 tensors in 1 group"):
+        monitor_of(nn.Linear(2, 2)).load_state_dict(state)
+    with pytest.raises(ValueError, match="not the state of a Monitor: it holds step, monitor;"):
+        monitor.load_state_dict({"step": 1, "monitor": state})
+    state["ledgers"] *= 2  # as from a group with parameters on two devices
     with pytest.raises(ValueError, match=r"on other devices: .* \[4, 4\] .* has \[4\]"):
         monitor.load_state_dict(state)
 
 
-@pytest.mark.parametrize("zero", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
-@pytest.mark.parametrize("every", [1, 4])
-def test_a_step_that_creates_the_state_to_be_saved_is_not_counted(every, zero):
-    # As torch.distributed.checkpoint does with an optimizer that has no state yet.
-    def run(with_idle_steps):
-        torch.manual_seed(0)
-        model = small_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
-        monitor = eq.Monitor(optimizer, every=every)
+def test_names_are_the_models_the_optimizers_or_places():
+    model, extra = small_model(), nn.Linear(2, 2)
+    names = [name for name, _ in model.named_parameters()]
 
-        def idle_step(_):
-            optimizer.zero_grad(set_to_none=False)
-            optimizer.param_groups[0]["lr"] = zero
-            optimizer.step()
-            optimizer.param_groups[0]["lr"] = 0.1
+    def named(monitor):
+        return [layer.name for layer in monitor.layers().layers]
 
-        train(model, optimizer, steps=15, on_step=idle_step if with_idle_steps else None)
-        return monitor.reading()
+    assert named(eq.Monitor(SGD(model.named_parameters(), lr=0.1))) == names
+    optimizer = SGD(model.parameters(), lr=0.1)
+    assert named(eq.Monitor(optimizer, model)) == names
+    with pytest.raises(ValueError, match=r"no name for any parameter: pass the model, eq.Monitor"):
+        eq.Monitor(optimizer).layers()
+    optimizer.add_param_group({"params": list(extra.parameters())})
+    optimizer.param_groups[1]["param_names"] = ["head.weight"]
+    added = ["head.weight", "group 1, parameter 1"]
+    assert named(eq.Monitor(optimizer))[-2:] == added
 
-    assert run(True) == run(False)
+
+def test_parameters_added_later_have_names_too():
+    model, extra = small_model(), nn.Parameter(torch.ones(3))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    monitor = eq.Monitor(optimizer, model, every=1)
+    optimizer.add_param_group({"params": [extra]})
+    names = [layer.name for layer in monitor.layers().layers]
+    assert names == [*(name for name, _ in model.named_parameters()), "group 1, parameter 0"]
 
 
 def test_wrong_arguments_are_named():
     model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(
-        TypeError, match=r"optimizer must be a torch.optim.Optimizer, got Sequential"
-    ):
+    optimizer = SGD(model.parameters(), lr=0.1)
+    complex_ = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got Sequent"):
         eq.Monitor(model)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"named_parameters lacks 4 parameter\(s\)"):
-        eq.Monitor(optimizer, every=1, named_parameters=nn.Linear(2, 2).named_parameters())
-    for names in (model, ["0.weight"], True):
-        with pytest.raises(
-            TypeError, match=r"named_parameters must be pairs .* model.named_parameters\(\)"
-        ):
-            eq.Monitor(optimizer, every=1, named_parameters=names)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"model lacks 4 parameter\(s\) of the optimizer"):
+        eq.Monitor(optimizer, nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"model must be the torch.nn.Module .* got generator"):
+        eq.Monitor(optimizer, model.named_parameters())  # pyright: ignore[reportArgumentType]
     for every in (0, -1, 1.5):
         with pytest.raises(ValueError, match=r"every must be a whole number .* got"):
             eq.Monitor(optimizer, every=every)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="parameter group 0 has complex parameters"):
-        eq.Monitor(torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.complex64))], lr=0.1))
-    optimizer.param_groups[0]["params"] = []
+        eq.Monitor(SGD([complex_], lr=0.1))
+    monitor = eq.Monitor(optimizer)
+    optimizer.add_param_group({"params": [complex_]})
+    with pytest.raises(TypeError, match="parameter group 1 has complex parameters"):
+        optimizer.step()
+    assert monitor.step == 0
+    optimizer.param_groups[:] = [{**optimizer.param_groups[0], "params": []}]
     with pytest.raises(ValueError, match="optimizer has no parameters"):
-        eq.Monitor(optimizer, every=1)
+        eq.Monitor(optimizer)
+
+
+def test_shards_of_fsdp1_are_refused():
+    shard = nn.Parameter(torch.ones(2))
+    shard._fsdp_flattened = True  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match=r"FullyShardedDataParallel \(FSDP1\), .*fully_shard"):
+        eq.Monitor(SGD([shard], lr=0.1))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.naive import naive_spread
 
 from equilibrate import telescoped
-from equilibrate._engine.relation.totals import merged
+from equilibrate.monitor.totals import _merged as merged
 from equilibrate.solvable import Quadratic
 from equilibrate.telescoped import spread
 
@@ -31,7 +31,7 @@ def judged(potential, every=1):
     """
     changes = -potential.diff(dim=0)
     steps = torch.full((len(changes), 1), float(every), dtype=torch.float64)
-    parts = merged(torch.cat([changes, steps, steps], dim=1), changes.shape[1]).numpy()
+    parts = merged(torch.cat([changes, steps, steps, steps], dim=1), changes.shape[1]).numpy()
     path = np.concatenate([np.zeros((1, parts.shape[1])), parts.cumsum(0)])
     return (np.abs(path[-1, :-1]), *spread(path[:, :-1], path[:, -1]))
 
@@ -49,7 +49,7 @@ def stationary(model, every, windows=WINDOWS, rows=ROWS, seed=0):
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(-10, 10)), min_size=1, max_size=120))
 def test_rows_are_merged_and_compared_as_by_naive_code(rows):
-    table = [[change, 0.0, steps, steps] for steps, change in rows]
+    table = [[change, steps, steps, steps] for steps, change in rows]
     tensor = torch.tensor(table, dtype=torch.float64)
     parts = merged(tensor, 1).numpy()
     path = np.concatenate([np.zeros((1, 2)), parts.cumsum(0)])

@@ -22,7 +22,8 @@ class Twin:
     """Both sides of FDR1 of every single step, by copying everything; steps weigh by their rate.
 
     Nesterov momentum, dampening 1, half precision and other optimizers are read through the step
-    form: −θ·Δ/η and Δ²/(2η).
+    form: −θ·Δ/η and Δ²/(2η). What is measured, and what is lost by an edit, it knows from the
+    documentation alone.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int = 1) -> None:
@@ -30,53 +31,64 @@ class Twin:
         self.every = every
         self.start = 0
         self.rows: list[dict[Tensor, tuple[float, float, float]] | None] = []
-        """η, L and R of each tensor at each step; None for one that was skipped."""
+        """η, L and R of each tensor at each step; None for a skipped one."""
+        self.edits: set[int] = set()
+        """Numbers of the steps before which parameters or buffers were edited."""
+        self.changes: set[int] = set()
+        """Numbers of the steps before which the coefficients of the relation changed."""
+        self.coefficients: list[tuple[float, float] | None] | None = None
 
     def reset(self) -> None:
         self.start = len(self.rows)
 
+    def edit(self) -> None:
+        """Call it after parameters were edited, before the next step."""
+        self.edits.add(len(self.rows))
+
     def before(self) -> None:
         """Call after backward, before the step."""
         self.old = {}
+        coefficients = []
         for group in self.optimizer.param_groups:
+            coefficients.append(self._coefficients(group, group["params"][0]))
+            lr = group.get("lr")
             for p in group["params"]:
                 grad = None if p.grad is None else p.grad.detach().to_dense().double().clone()
-                self.old[p] = p.detach().double().clone(), grad, float(group["lr"])
+                self.old[p] = p.detach().double().clone(), grad, 1.0 if lr is None else float(lr)
+        if self.coefficients not in (None, coefficients):
+            self.changes.add(len(self.rows))
+        self.coefficients = coefficients
 
     def after(self, *, skipped: bool = False) -> None:
-        """Call after the step; a fused one may have been skipped, and is then not counted."""
-        self.rows.append(
-            None
-            if skipped
-            else {
-                p: self._sides(group, p, *self.old[p])
-                for group in self.optimizer.param_groups
-                for p in group["params"]
-            }
-        )
+        sides = {
+            p: self._sides(group, p, *self.old[p])
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+        }
+        self.rows.append(None if skipped else sides)
 
-    def counted(self) -> int:
-        """Steps since the last reset that were made."""
-        return sum(row is not None for row in self.rows[self.start :])
+    def _coefficients(self, group: dict, p: Tensor) -> tuple[float, float] | None:
+        """Momentum and dampening of SGD; None for the step form."""
+        precise = p.dtype in (torch.float32, torch.float64)
+        if type(self.optimizer) is not torch.optim.SGD or group["nesterov"] or not precise:
+            return None
+        mu, nu = group["momentum"], group["dampening"] if group["momentum"] else 0.0
+        return None if nu == 1 else (mu, nu)
 
     def _sides(
         self, group: dict, p: Tensor, theta: Tensor, grad: Tensor | None, lr: float
     ) -> tuple[float, float, float]:
         if grad is None or lr == 0:  # nothing moves
             return lr, 0.0, 0.0
-        sgd = type(self.optimizer) is torch.optim.SGD and not group["nesterov"]
-        mu = group["momentum"] if sgd else 0.0
-        nu = group["dampening"] if mu else 0.0
-        if not sgd or nu == 1 or p.dtype not in (torch.float32, torch.float64):
+        coefficients = self._coefficients(group, p)
+        if coefficients is None:
             delta = p.detach().double() - theta
-            left, right = -(theta * delta).sum() / lr, (delta * delta).sum() / (2 * lr)
-            return lr, left.item(), right.item()
+            return lr, -(theta * delta).sum().item() / lr, (delta * delta).sum().item() / (2 * lr)
+        mu, nu = coefficients
         grad = (-grad if group["maximize"] else grad) + group["weight_decay"] * theta
-        v = -grad
-        if mu:
-            v = -self.optimizer.state[p]["momentum_buffer"].to_dense().double()
-        factor = (1 + mu) / (2 * (1 - nu)) * lr
-        return lr, (theta * grad).sum().item(), factor * (v * v).sum().item()
+        v = self.optimizer.state[p]["momentum_buffer"].to_dense().double() if mu else grad
+        right = (1 + mu) / (2 * (1 - nu)) * lr * (v * v).sum().item()
+        return lr, (theta * grad).sum().item(), right
 
     def is_measured(self, step: int) -> bool:
         """Whether a step, from 0, is measured: the first, and one in each block."""
@@ -84,23 +96,37 @@ class Twin:
         position = block * self.every + measured_position(block, self.every)
         return step in (self.start, position)
 
-    def expected(
-        self, count: int, params: Iterable[Tensor] | None = None, *, last: int | None = None
-    ) -> tuple[float, float]:
-        """L and R over a window of some steps up to the last measured one, or another."""
-        if last is None:
-            last = max(i for i in range(self.start, len(self.rows)) if self.is_measured(i))
-        made = [(i, row) for i, row in enumerate(self.rows[: last + 1]) if row is not None]
-        window = dict(made[len(made) - count :])
-        chosen = list(made[-1][1]) if params is None else list(params)
+    def counted(self) -> list[int]:
+        """Steps up to the last measured one, or the last change of the coefficients.
+
+        An edit loses the steps since the last of these, and those up to the next measured one.
+        """
+        counted: list[int] = []
+        opened: list[int] = []
+        is_open = False
+        for i in range(self.start, len(self.rows)):
+            if i in self.edits:
+                is_open, opened = False, []
+            if i in self.changes:
+                counted, opened = counted + opened, []
+            is_open = is_open or self.is_measured(i)
+            opened += [i] * is_open
+            if self.is_measured(i):
+                counted, opened = counted + opened, []
+        return [i for i in counted if self.rows[i] is not None]
+
+    def expected(self, count: int, params: Iterable[Tensor] | None = None) -> tuple[float, float]:
+        """L and R over the last `count` steps that are counted."""
+        window = self.counted()[-count:]
+        samples = {i for i in window if self.is_measured(i)}
         left = right = 0.0
-        for p in chosen:
-            rows = {i: row[p] for i, row in window.items()}
-            sampled = [rows[i] for i in window if self.is_measured(i)]
+        for p in self.old if params is None else params:
+            rows = {i: self.rows[i][p] for i in window}  # pyright: ignore[reportOptionalSubscript]
+            sampled = sum(rows[i][0] for i in samples) or 1.0
+            one = sum(rows[i][0] * rows[i][2] for i in samples) / sampled
             difference = sum(lr * (x - y) for lr, x, y in rows.values())
-            one = sum(lr * y for lr, _, y in sampled) / sum(lr for lr, _, _ in sampled)
             right += one
-            left += one + difference / sum(lr for lr, _, _ in rows.values())
+            left += one + difference / (sum(lr for lr, _, _ in rows.values()) or 1.0)
         return left, right
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -63,11 +65,11 @@ class Alignments:
         """Return the state, given what `sums` returns, added up over all processes."""
         return {"samples": total, "seen": self._seen, "taken": self._taken}
 
-    def load_state_dict(self, state: dict[str, Tensor | int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state, which may come from another number of processes."""
-        samples = torch.as_tensor(state["samples"]).to(self._ring.device)
-        self._ring.copy_(samples / (self._shares * self._bucket.layout.processes))
-        self._seen, self._taken = int(state["seen"]), int(state["taken"])
+        shares = self._shares * self._bucket.layout.processes
+        self._ring.copy_(state["samples"].to(self._ring.device) / shares)
+        self._seen, self._taken = state["seen"], state["taken"]
 
 
 def alignments(total: Tensor) -> list[tuple[float, int]]:

@@ -101,7 +101,8 @@ class Ledger:
         """Steps so far when the open interval began; None if there is none."""
         self._unproven, self.hidden_edit = True, None
         self._measured = 0
-        self._creating = False
+        self._missing = 0
+        """Tensors without a momentum buffer before this step, if that matters."""
 
     # Steps ------------------------------------------------------------------------------------
 
@@ -140,11 +141,7 @@ class Ledger:
             return
         if self._edits.is_edited(self._tensors(), step):
             self._begun = None
-        buffers = self._buffers() if self._update.dampening else ()
-        self._creating = any(b is None for b in buffers)
-        if self._creating:  # its first step is undampened, which no coefficient expresses
-            self._begun = None
-            return
+        self._missing = self._count_missing()
         if self._unproven and self._measured and self._begun == step:
             self._check_hidden_edit()
         if measured:
@@ -154,8 +151,10 @@ class Ledger:
 
     def after(self, step: int, made: Scalar, *, measured: bool) -> None:
         """Note a step, which `step` counts, and measure it if asked to."""
-        if self._creating:
-            self._creating = False
+        if self._missing > self._count_missing():
+            # A tensor's first step is undampened, which no coefficient expresses.
+            self._missing = 0
+            self._sums.free()
             self._begin(step, made)
         elif measured:
             self._measure(step, made)
@@ -169,7 +168,7 @@ class Ledger:
             self._edits.every_step
             or self._edits.is_lost
             or (self._unproven and self._measured > 0)
-            or (self._update.dampening and any(b is None for b in self._buffers()))
+            or self._count_missing()
         )
 
     def squared_step(self) -> float:
@@ -275,6 +274,11 @@ class Ledger:
                 return [state.get(p, {}).get("momentum_buffer") for p in self.bucket.params]
             self._states = [state[p] for p in self.bucket.params]  # looking them up takes long
         return [entry.get("momentum_buffer") for entry in self._states]
+
+    def _count_missing(self) -> int:
+        """Return how many tensors have no momentum buffer yet; 0 without dampening."""
+        assert self._update is not None
+        return sum(b is None for b in self._buffers()) if self._update.dampening else 0
 
     # Rows -------------------------------------------------------------------------------------
 

@@ -319,7 +319,8 @@ steps: it will not equilibrate in this run
             given = group.get("param_names", [])
             for j, p in enumerate(group["params"]):
                 own[id(p)] = given[j] if j < len(given) else f"group {i}, parameter {j}"
-        return {key: name for key, name in self._names.items() if key in own} or own
+        named = {key: name for key, name in self._names.items() if key in own}
+        return named | {key: name for key, name in own.items() if key not in named}
 
     def _is_named(self) -> bool:
         groups = self._optimizer.param_groups

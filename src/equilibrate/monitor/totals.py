@@ -38,7 +38,7 @@ class Totals:
     norms: Floats
     """⟨N⟩ of each tensor."""
     relative_steps: Floats
-    """√(⟨Δ²⟩/⟨N⟩) of each tensor; nan if it has not moved."""
+    """√(⟨Δ²⟩/⟨N⟩) of each tensor; nan if no step was measured."""
     steps: float
     """Steps in the window."""
     potential: Floats

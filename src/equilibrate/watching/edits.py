@@ -77,36 +77,39 @@ class EditWatch:
             tensors: Parameters, and the state of the optimizer that matters.
             step: Number of steps so far.
         """
-        local_parts = map(local, tensors) if self._distributed else tensors
-        places = list(map(Tensor.data_ptr, local_parts))
+        places = self._places_of(tensors)
         versions, before = _versions(tensors, distributed=self._distributed), self._after
         moved = self._places not in (None, places)
         self._before, self._places = versions, places
-        if before is None:
+        steps = step - self._step
+        if before is None or (steps and self._growth is None):
             return moved
-        edited = moved or versions != before + (step - self._step) * self._growth
+        edited = moved or versions != before + steps * (self._growth or 0)
         self.every_step |= edited
         return edited
 
     def note_step(self, tensors: Sequence[Tensor], step: int) -> None:
         """Note a step before which `is_edited` was called; `step` counts it."""
-        if self._places is None or len(tensors) != len(self._places):  # buffers were created
-            self.forget()
-            return
-        self._after = _versions(tensors, distributed=self._distributed)
-        self._step = step
-        self._growth = self._after - self._before
+        self._after, self._step = _versions(tensors, distributed=self._distributed), step
+        if self._places is not None and len(tensors) == len(self._places):
+            self._growth = self._after - self._before
+        else:  # buffers were created
+            self._places, self._growth = self._places_of(tensors), None
 
     def forget(self) -> None:
         """Take the parameters as they are, for example after loading a state."""
-        self._before, self._growth, self._step = 0, 0, 0
+        self._before, self._step = 0, 0
+        self._growth: int | None = None
         self._after: int | None = None
         self._places: list[int] | None = None
 
+    def _places_of(self, tensors: Sequence[Tensor]) -> list[int]:
+        return list(map(Tensor.data_ptr, map(local, tensors) if self._distributed else tensors))
+
     @property
     def is_lost(self) -> bool:
-        """Whether there is nothing to compare the counters with."""
-        return self._after is None
+        """Whether it is not known by how much a step increases the counters."""
+        return self._growth is None
 
 
 def _counted(params: Sequence[Tensor]) -> list[Tensor]:

@@ -104,7 +104,7 @@ class TorchSums:
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return a·b in single or double precision; b may be sparse.
+    """Return a·b in single or double precision; b may be sparse, or of another precision.
 
     >>> dot(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
     tensor(11.)
@@ -163,13 +163,11 @@ def send(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _in_pieces(function: Callable[..., Sequence[Tensor]], *flat: Tensor) -> Sequence[Tensor]:
     """Return the sums of a function of short vectors over all pieces of long ones."""
-    pieces = zip(*([_at_least_single(x) for x in t.split(_PIECE)] for t in flat), strict=True)
+    dtypes = {x.dtype for x in flat}
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    pieces = zip(*([x.to(dtype) for x in t.split(_PIECE)] for t in flat), strict=True)
     rows = [torch.stack(list(function(*piece))) for piece in pieces]
     return torch.stack(rows).double().sum(0).unbind(0)
-
-
-def _at_least_single(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float64 else x.float()
 
 
 def _is_exact(a: Tensor, b: Tensor) -> bool:

@@ -220,7 +220,6 @@ class Watcher:
                 f"state_dict is not the state of a {kind}: it holds "
                 f"{', '.join(state) or 'nothing'}; pass what {kind.lower()}.state_dict() returned"
             )
-        self._lay_out()
         if state["fingerprint"] != self._parameters.fingerprint():
             raise ValueError(
                 "state_dict belongs to another model or optimizer: it was saved with "
@@ -228,8 +227,9 @@ class Watcher:
                 f"{_describe(self._parameters.fingerprint())}; load it with the model and "
                 "parameter groups it was saved with"
             )
-        self._step, self._start, self._next = state["step"], state["start"], state["next"]
         self._every = state["every"]
+        self._lay_out()
+        self._step, self._start, self._next = state["step"], state["start"], state["next"]
 
     def __repr__(self) -> str:
         kind = type(self._optimizer).__name__
