@@ -158,6 +158,14 @@ def test_a_group_added_later_keeps_its_rate_and_tensor_rates_are_changed_in_plac
     assert run.optimizer.param_groups[1]["lr"] == 0.3
 
 
+def test_a_group_added_before_the_decay_decays_too():
+    run = Run(100).train(50)
+    run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.3})
+    run.params.append(nn.Parameter(torch.zeros(40, dtype=torch.float64)))
+    run.train(50)
+    assert [group["lr"] for group in run.optimizer.param_groups] == [0.0, 0.0]
+
+
 def test_losses_that_are_not_finite_are_left_out():
     whole = Run().train(700)
     run = Run().train(300).train(3, handed=lambda loss: loss * math.nan).train(397)

@@ -236,6 +236,8 @@ class Cooldown(LRScheduler):
         lrs = tuple(read_lrs(self.optimizer))
         if act:
             self._start, self._top = step, lrs
+            low = self.min_lr if isinstance(self.min_lr, float | int) else 0.0
+            self._lowest += (low,) * (len(lrs) - len(self._lowest))  # of groups added since
             reason += f"; the learning rate decays linearly until step {self.total_steps}"
             self._stop_measuring()
         self.last_decision = Decision(step, act, reason, lrs)

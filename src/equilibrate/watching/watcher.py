@@ -151,7 +151,8 @@ class Watcher:
         self._idle = is_idle(self._optimizer)
         if self._idle:
             return
-        if not (self._parameters.is_current() if self._measured else self._has_same_sizes()):
+        known = self._parameters
+        if not (known.is_current() if self._measured else known.has_same_sizes()):
             self._lay_out()
             self._measured = True
         with _NO_GRAD:
@@ -174,10 +175,6 @@ class Watcher:
         """
         if not self._parameters.has_same_parameters():
             self._lay_out()
-
-    def _has_same_sizes(self) -> bool:
-        sizes = [len(group["params"]) for group in self._optimizer.param_groups]
-        return not self._known or sizes == [size for size, _, _ in self._known]
 
     def _remember_settings(self) -> None:
         self._known = []
