@@ -93,12 +93,10 @@ def check_clean_install(wheel: Path, folder: Path) -> None:
     found = run(python, "-W", "error", "-Ic", EXAMPLE)
     assert str(site) in found, f"the example did not use the wheel: {found}"
     for command in ([folder / "bin" / "equilibrate"], [python, "-Im", "equilibrate"]):
-        done = subprocess.run([*command, "train"], capture_output=True, text=True)
+        done = subprocess.run([*command, "report"], capture_output=True, text=True)
         assert done.returncode == 1, done
         message = "equilibrate: the command line needs typer, which is not installed. Install it "
-        assert done.stderr == f"{message}with: pip install 'equilibrate[experiments]'\n", (
-            done.stderr
-        )
+        assert done.stderr == f"{message}with: pip install 'equilibrate[cli]'\n", done.stderr
 
 
 def link_core(site: Path) -> None:

@@ -37,13 +37,11 @@ LAYERS = [
     "observation",
     "deterministic",
     "mean_loss",
-    "ensemble",
     "landscape",
     "runlog",
     "recorder",
     "report",
     "integrations",
-    "paper",
     "cli",
     "__main__",
 ]
@@ -133,14 +131,12 @@ def test_importing_the_package_loads_no_part_that_was_not_asked_for():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     lazy = {
-        "ensemble",
         "landscape",
         "solvable",
         "runlog",
         "recorder",
         "report",
         "integrations",
-        "paper",
         "cli",
     }
     assert "monitor" in loaded

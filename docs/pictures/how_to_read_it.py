@@ -1,7 +1,7 @@
 """Draw the pictures of the page "How to read it", from runs that a monitor watches.
 
 Run `python docs/pictures/how_to_read_it.py` (half a minute on one core; requires
-`equilibrate[experiments]`). Seeds are fixed.
+`equilibrate[dev]`). Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import equilibrate as eq
-from equilibrate.report.figures import LEFT, LOSS, RATE
 from equilibrate.report.layer_map import layer_map
 from equilibrate.rules import Threshold
 
 FOLDER = Path(__file__).parent
+LEFT, LOSS, RATE = "#0b5394", "#38761d", "#333333"
 TOLERANCE = 0.05
 Row = dict[str, float]
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         stationarity,
     )
     from equilibrate.averages import HalfRunningMean
-    from equilibrate.ensemble import Ensemble
     from equilibrate.forecast import Forecaster
     from equilibrate.gains import Forecast
     from equilibrate.observables import Snapshot
@@ -35,7 +34,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Decision",
-    "Ensemble",
     "FDRScheduler",
     "Forecast",
     "Forecaster",
@@ -58,7 +56,6 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Ensemble": "ensemble",
     "Forecast": "gains",
     "Forecaster": "forecast",
     "HalfRunningMean": "averages",

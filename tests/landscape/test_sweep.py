@@ -6,7 +6,6 @@ from support.regression_oracle import exact_averages, half_square
 from torch import nn
 
 from equilibrate import estimates
-from equilibrate.ensemble import Epoch
 from equilibrate.landscape import (
     NotEquilibratedError,
     Sweep,
@@ -15,6 +14,7 @@ from equilibrate.landscape import (
     fit,
     sweep,
 )
+from equilibrate_paper.ensemble import Epoch
 
 generator = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(8, 2, generator=generator)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import equilibrate as eq
-from equilibrate.paper.data import datasets as data
-from equilibrate.paper.protocol import models
+from equilibrate_paper.data import datasets as data
+from equilibrate_paper.protocol import models
 
 
 class PaperRule:

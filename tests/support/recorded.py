@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 import equilibrate as eq
-from equilibrate.runlog import checkpoints, records
+from equilibrate.runlog import records
+from equilibrate_paper.runs import checkpoints
 
 STEPS = 10
 

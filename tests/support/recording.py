@@ -6,9 +6,9 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from equilibrate.paper.runs.training import Settings, train
 from equilibrate.runlog.lock import lock
 from equilibrate.runlog.records import Writer
+from equilibrate_paper.runs.training import Settings, train
 
 
 def hold_lock(folder: Path, parent: Connection) -> None:

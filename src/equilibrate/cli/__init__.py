@@ -22,6 +22,6 @@ def main() -> None:
             raise
         sys.exit(
             f"equilibrate: the command line needs {package}, which is not installed. Install it "
-            "with: pip install 'equilibrate[experiments]'"
+            "with: pip install 'equilibrate[cli]'"
         )
     run()

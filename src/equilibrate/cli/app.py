@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -10,25 +9,16 @@ import typer
 from rich.console import Console
 
 from equilibrate import __version__
-from equilibrate.cli.landscape import landscape
 from equilibrate.cli.report import report
-from equilibrate.cli.reproduce import reproduce
-from equilibrate.cli.train import train
 from equilibrate.cli.watch import watch
-from equilibrate.paper.data.datasets import DataError
-from equilibrate.runlog.checkpoints import CheckpointError
 from equilibrate.runlog.files import WriteError
 from equilibrate.runlog.records import RecordError
 
 app = typer.Typer(
-    help="Detect when SGD has equilibrated, lower the learning rate, and measure the loss "
-    "landscape.",
+    help="Show what a run recorded.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(train)
-app.command()(landscape)
-app.command()(reproduce)
 app.command()(report)
 app.command()(watch)
 
@@ -37,9 +27,8 @@ def run() -> None:
     """Run the command line. Errors that the user can fix are shown without a traceback."""
     try:
         app()
-    except (ValueError, RecordError, CheckpointError, DataError, WriteError) as error:
-        # Under torchrun, rank 0 knows the errors of all ranks.
-        console = Console(stderr=True, quiet=int(os.environ.get("RANK", "0")) > 0)
+    except (ValueError, RecordError, WriteError) as error:
+        console = Console(stderr=True)
         console.print(f"equilibrate: {error}", style="red", highlight=False)
         sys.exit(2)
 

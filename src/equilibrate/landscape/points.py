@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from equilibrate import estimates
-from equilibrate.ensemble import Sampling
 from equilibrate.estimates import Estimate
+from equilibrate_paper.ensemble import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equilibrate.ensemble import Ensemble, Sampling
 from equilibrate.landscape.data import Batch
 from equilibrate.landscape.landscape import Loss
 from equilibrate.landscape.points import Sweep, SweepPoint, point_from_dict
 from equilibrate.observables import fdr1_coefficient
+from equilibrate_paper.ensemble import Ensemble, Sampling
 
 SweepProgress = Callable[[float, int, float], object]
 """Called after each epoch with the learning rate, the number of epochs at this rate, and L̄/R̄ − 1

@@ -1,74 +1,8 @@
-"""Claims, figures and tables as one self-contained HTML page."""
+"""The templates of the page."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-
-from equilibrate.report.claims import ClaimGroup
-from equilibrate.report.tables import Table
-
-_MEDIA_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
-
-
-@dataclass(frozen=True)
-class Illustration:
-    """An image file with its caption."""
-
-    name: str
-    """Name of the figure, such as 1a."""
-    path: Path
-    """An .svg or .png file."""
-    caption: str
-    """Text below the image."""
-
-    def __post_init__(self) -> None:
-        if self.path.suffix not in _MEDIA_TYPES:
-            kinds = " or ".join(_MEDIA_TYPES)
-            raise ValueError(f"path must end in {kinds} to be shown on a page, got {self.path}")
-
-    @property
-    def data_uri(self) -> str:
-        """The image file as a data URI."""
-        data = base64.b64encode(self.path.read_bytes()).decode()
-        return f"data:{_MEDIA_TYPES[self.path.suffix]};base64,{data}"
-
-
-def render(
-    title: str,
-    summary: Sequence[str] = (),
-    claims: Sequence[ClaimGroup] = (),
-    illustrations: Sequence[Illustration] = (),
-    tables: Sequence[Table] = (),
-) -> str:
-    """Render a page that contains its images and style, and loads nothing.
-
-    All text is escaped. Parts without content are left out with their headings.
-
-    >>> "<p>2 &lt; 3</p>" in render("Results", ["2 < 3"])
-    True
-
-    Args:
-        title: Title and first heading.
-        summary: Paragraphs below the title.
-        claims: Groups of claims, a table for each.
-        illustrations: Images with captions.
-        tables: Tables at the end.
-
-    Returns:
-        The HTML text.
-    """
-    return template("page.html.j2").render(
-        title=title,
-        summary=summary,
-        claims=claims,
-        illustrations=illustrations,
-        tables=tables,
-    )
 
 
 def template(name: str) -> Template:

@@ -1,0 +1,47 @@
+"""Progress bars show what is done, in which unit, and a status."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from equilibrate_paper.progress import DownloadBar, progress_bars
+
+
+@pytest.mark.parametrize(("eta", "remaining"), [(True, True), (False, False)])
+def test_bar_shows_count_unit_and_status(eta, remaining):
+    console = Console(file=io.StringIO(), width=120, record=True, force_terminal=True)
+    with progress_bars("epochs", console, eta=eta) as bars:
+        bar = bars.add_task("mlp", total=10, status="")
+        bars.update(bar, completed=3, status="loss 0.25")
+    text = console.export_text()
+    assert "mlp" in text
+    assert "3/10 epochs" in " ".join(text.split())
+    assert "loss 0.25" in text
+    assert ("-:--:--" in text) == remaining
+
+
+def test_a_long_status_does_not_hide_the_count():
+    """As that of `equilibrate train` in a terminal of 80 columns."""
+    output = io.StringIO()
+    with progress_bars("epochs", Console(file=output, width=80)) as bars:
+        bars.add_task("digits-mlp", total=100, completed=25, status="loss 0.079  " + 80 * "x")
+    shown = " ".join(output.getvalue().split())
+    assert shown.startswith("digits-mlp")
+    assert "25/100 epochs" in shown
+    assert "loss 0.079" in shown
+
+
+def test_download_bar_counts_bytes(capfd):
+    with DownloadBar("file.gz") as bar:
+        assert bar.total is None
+        bar.total = 2000
+        bar.update(500)
+        bar.reset()
+        bar.update(1000)
+        bar.close()
+        assert bar.total == 2000
+    output = capfd.readouterr()
+    assert "file.gz" in output.err
+    assert "1.0/2.0 kB" in output.err
+    assert output.out == ""
