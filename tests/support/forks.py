@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = [
-    "equilibrate_paper.cli.app",
+    "equilibrate_paper.cli",
     "sklearn.datasets",
     "support.checkpointed",
     "support.sharded",
@@ -46,7 +46,7 @@ def command_line(
     arguments: Sequence[str], output: Path, environment: dict[str, str] | None = None
 ) -> None:
     """Run `equilibrate-paper` with its output in a file, warnings being errors. For `start`."""
-    from equilibrate_paper.cli.app import run
+    from equilibrate_paper.cli import run
 
     with open(output, "wb") as file:
         os.dup2(file.fileno(), 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +180,7 @@ def record_files(folder: Path | str) -> list[Path]:
 
 
 def load(folder: Path | str) -> dict[str, Result]:
-    """Read all records in a folder, and join the parts of runs that were split by seeds.
-
-    Parts with fewer epochs than another part are left out. So are parts whose seeds are all
-    contained in another part, such as the complete run. A `RecordError` is raised if the remaining
-    parts of a run have common seeds or differ in anything else.
+    """Read all records in a folder.
 
     Args:
         folder: The folder.
@@ -192,11 +188,11 @@ def load(folder: Path | str) -> dict[str, Result]:
     Returns:
         Results by the names of their runs, in the order of the protocol.
     """
-    parts: dict[str, list[Result]] = {}
+    found: dict[str, Result] = {}
     for path in record_files(folder):
         record = records.read(path)
         run = Run.from_config(record.config)
-        result = Result(
+        found[run.name] = Result(
             run=run,
             profile=record.config["profile"],
             device=record.config["device"],
@@ -204,45 +200,5 @@ def load(folder: Path | str) -> dict[str, Result]:
             epoch=np.array([row["epoch"] for row in record.rows], dtype=np.float64),
             rows=tuple(record.rows),
         )
-        parts.setdefault(run.whole_name, []).append(result)
-    protocol = [name for name in PROFILES["paper"].runs if name in parts]
-    return {name: _joined(name, parts[name]) for name in dict.fromkeys([*protocol, *parts])}
-
-
-def _joined(name: str, parts: list[Result]) -> Result:
-    """Return the longest parts as one run with all their seeds.
-
-    Raises:
-        RecordError: If parts have common seeds or differ in anything else.
-    """
-    longest = max(parts, key=lambda part: len(part.epoch))
-    kept = [part for part in parts if np.array_equal(part.epoch, longest.epoch)]
-    seeds = [set(part.run.seeds) for part in kept]
-    kept = [part for part, own in zip(kept, seeds, strict=True) if not any(own < s for s in seeds)]
-    kept.sort(key=lambda part: part.run.seeds)
-    first = kept[0]
-    all_seeds = [seed for part in kept for seed in part.run.seeds]
-    runs = [replace(part.run, name=name, seeds=first.run.seeds) for part in kept]
-    if len(set(all_seeds)) < len(all_seeds) or any(run != runs[0] for run in runs):
-        raise records.RecordError(
-            f"the parts of {name} ({', '.join(part.run.name for part in kept)}) must differ in "
-            "their seeds and in nothing else: remove one of them"
-        )
-    joined = replace(runs[0], seeds=tuple(all_seeds))
-    return replace(first, run=joined, rows=_joined_rows(joined, kept))
-
-
-def _joined_rows(run: Run, parts: list[Result]) -> tuple[Mapping[str, Any], ...]:
-    """Return rows in which each list has one entry for each replica of the joined run."""
-    if len(parts) == 1:
-        return parts[0].rows
-    order = [replica for part in parts for replica in part.run.replicas]
-    places = [order.index(replica) for replica in run.replicas]
-    joined = []
-    for rows in zip(*(part.rows for part in parts), strict=True):
-        row = dict(rows[0])
-        for name in [name for name, value in row.items() if isinstance(value, list)]:
-            values = [value for part in rows for value in part[name]]
-            row[name] = [values[place] for place in places]
-        joined.append(row)
-    return tuple(joined)
+    protocol = [name for name in PROFILES["paper"].runs if name in found]
+    return {name: found[name] for name in dict.fromkeys([*protocol, *found])}

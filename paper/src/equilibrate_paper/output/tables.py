@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,10 +14,6 @@ from equilibrate_paper.analysis.judged import ClaimGroup, JudgedClaim
 from equilibrate_paper.analysis.measures import END
 from equilibrate_paper.analysis.results import Array, Phase, Result
 from equilibrate_paper.output import cells, equal_length
-from equilibrate_paper.protocol.panels import paper_runs
-from equilibrate_paper.protocol.profiles import PROFILES
-from equilibrate_paper.protocol.run import whole_name
-from equilibrate_paper.runs.timings import Timing
 
 Results = Mapping[str, Result]
 
@@ -31,12 +27,11 @@ _ARMS = {
 }
 
 
-def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
+def numbers(results: Results) -> list[Table]:
     """Make all tables for which there are records.
 
     Args:
         results: Results by the names of their runs; runs may be missing.
-        timings: How long the runs took.
 
     Returns:
         The tables that are not empty, in the order of the figures.
@@ -52,7 +47,7 @@ def numbers(results: Results, timings: Iterable[Timing] = ()) -> list[Table]:
     found = [table(results, task) for table in kinds for task in _TASKS]
     found.append(_accuracies(results))
     found += [table for task in _TASKS for table in _grid(results, task)]
-    found += [_precision(results), _speed(timings)]
+    found.append(_precision(results))
     return [table for table in found if table is not None and table.rows]
 
 
@@ -242,7 +237,7 @@ def _grid(results: Results, task: str) -> list[Table]:
     ]
 
 
-# Precision and speed --------------------------------------------------------------------------
+# Precision ------------------------------------------------------------------------------------
 
 
 def _precision(results: Results) -> Table:
@@ -274,67 +269,3 @@ def _difference(single: Phase | None, phase: Phase, quantity: findings.Quantity)
     if single is None:
         return "–"
     return format_estimate(findings.precision_difference(single, phase, quantity))
-
-
-def _speed(timings: Iterable[Timing]) -> Table:
-    """Return the speed of each run in the order of the protocol, and the total times."""
-    order = [*PROFILES["paper"].runs]
-    whole = {timing: whole_name(timing.run) for timing in timings}
-    made = sorted(whole, key=lambda t: (order.index(whole[t]), t.run))
-    rows = [
-        (
-            timing.run,
-            f"{timing.replicas}",
-            f"{timing.epochs}",
-            measures.PRECISIONS[timing.precision],
-            format_clock(timing.seconds),
-            f"{timing.steps_per_second:.0f}",
-            f"{timing.replica_step_microseconds:.1f}",
-            f"{timing.device}, torch {timing.torch}",
-            _abbreviated(timing.commit),
-        )
-        for timing in made
-    ]
-    for name, some in {"runs of the paper": of_the_paper(made), "all runs listed": made}.items():
-        if some:
-            rows.append(
-                (name, "", "", "", format_clock(sum(t.seconds for t in some)), "", "", "", "")
-            )
-    columns = ("Run", "replicas", "epochs", "precision", "wall time", "steps/s", "µs/replica-step")
-    return Table("Speed, all measurements included", (*columns, "on", "commit"), rows)
-
-
-def _abbreviated(commit: str | None) -> str:
-    """Return the abbreviated hash of a commit; + marks uncommitted changes.
-
-    >>> _abbreviated("a7f4e8912ab4c5d6e7f8091a2b3c4d5e6f708192+")
-    'a7f4e89+'
-    """
-    return "–" if commit is None else commit[:7] + "+" * commit.endswith("+")
-
-
-def of_the_paper(timings: Iterable[Timing]) -> list[Timing]:
-    """Select the runs that the figures of the paper need.
-
-    Args:
-        timings: The timings of runs and parts of runs.
-
-    Returns:
-        Those that are not additions to the paper.
-    """
-    return [timing for timing in timings if whole_name(timing.run) in paper_runs()]
-
-
-def format_clock(seconds: float) -> str:
-    """Return a duration in minutes and seconds.
-
-    >>> [format_clock(s) for s in (4.26, 59.97, 347.0)]
-    ['4.3 s', '1 min 0 s', '5 min 47 s']
-
-    Args:
-        seconds: The duration in seconds.
-    """
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"

@@ -1,4 +1,4 @@
-"""The claims and their verdicts, as `equilibrate reproduce` shows them on a terminal."""
+"""The claims and their verdicts, as `equilibrate-paper reproduce` shows them on a terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from equilibrate_paper.analysis.judged import ClaimGroup
-from equilibrate_paper.output.tables import format_clock, of_the_paper
-from equilibrate_paper.runs.timings import Timing
 
 _COLOURS = {
     "holds": "green",
@@ -48,19 +46,3 @@ def claim_tables(groups: Sequence[ClaimGroup]) -> Iterator[Table]:
                 f"[{_COLOURS[claim.verdict]}]{claim.verdict}[/]{remark}",
             )
         yield table
-
-
-def run_time(timings: Sequence[Timing]) -> str:
-    """Describe how long all runs took, over all calls of the command.
-
-    >>> run_time([Timing("mlp-grid", 16, 400, 600, 42.656, "NVIDIA H200", "2.11.0", "fp32")])
-    '42.7 s, runs of the paper 0.0 s'
-
-    Args:
-        timings: The timings of the runs.
-
-    Returns:
-        The time of all runs and that of the runs of the paper.
-    """
-    total, theirs = (sum(t.seconds for t in some) for some in (timings, of_the_paper(timings)))
-    return f"{format_clock(total)}, runs of the paper {format_clock(theirs)}"

@@ -111,13 +111,3 @@ PANELS: Mapping[str, Panel] = MappingProxyType(
         )
     }
 )
-
-
-def paper_runs() -> tuple[str, ...]:
-    """Return the runs that the figures of the paper need, without additions to the paper.
-
-    >>> paper_runs()[:3]
-    ('mlp-initial', 'cnn-initial', 'mlp-sequence')
-    """
-    panels = [panel for panel in PANELS.values() if not panel.ours]
-    return tuple(dict.fromkeys(run for panel in panels for run in panel.runs))

@@ -5,7 +5,6 @@ Settings that the paper leaves open are chosen here; docs/protocol-choices.md ex
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -35,34 +34,6 @@ class Profile:
         (True, False)
         """
         return tuple(panel.id for panel in PANELS.values() if set(panel.runs) <= set(self.runs))
-
-    def with_part(self, part: str) -> Profile:
-        """Return the same profile with one run reduced to some of its seeds.
-
-        >>> profile("paper").with_part("cnn-sequence:100-107").runs["cnn-sequence"].name
-        'cnn-sequence.100-107'
-
-        Args:
-            part: The run and its first and last seed as "RUN:FIRST-LAST".
-
-        Raises:
-            ValueError: If `part` has another form, names no run of this profile, or names a run
-                that other runs start from.
-        """
-        match = re.fullmatch(r"([\w-]+):(\d+)-(\d+)", part)
-        if match is None or match[1] not in self.runs:
-            raise ValueError(
-                f"part={part!r} must be RUN:FIRST-LAST, such as cnn-sequence:100-107; the runs are "
-                f"{', '.join(self.runs)}"
-            )
-        followers = [run.name for run in self.runs.values() if run.start == match[1]]
-        if followers:
-            raise ValueError(
-                f"part={part!r} is not possible, because {', '.join(followers)} start from the "
-                f"end of the whole {match[1]}: run it with all seeds"
-            )
-        run = self.runs[match[1]].part(int(match[2]), int(match[3]))
-        return replace(self, runs=MappingProxyType({**self.runs, match[1]: run}))
 
     def runs_for(self, panels: Iterable[str]) -> tuple[Run, ...]:
         """Return the runs of some panels and the runs that these start from, in order.

@@ -130,36 +130,6 @@ class Run:
         """
         return self.measures == "landscape" and self.start is None and self.algorithm == "sgd"
 
-    @property
-    def whole_name(self) -> str:
-        """The name of the run that this run is a part of, or its own name."""
-        return whole_name(self.name)
-
-    def part(self, first: int, last: int) -> Run:
-        """Return a run with some of the seeds; `results.load` joins the parts of a run.
-
-        Its name contains the seeds that it has, so that equal parts have equal names.
-
-        >>> task = Task("mlp", "mlp", "mnist", "MLP on MNIST")
-        >>> schedule = PiecewiseConstant(((0.1, 1),))
-        >>> part = Run("r", task, {"a": schedule}, (0, 1, 2, 3), "performance").part(2, 3)
-        >>> part.name, part.seeds, part.full_seeds
-        ('r.2-3', (2, 3), 4)
-
-        Args:
-            first: The smallest seed.
-            last: The largest seed.
-
-        Raises:
-            ValueError: If the run has no seed in this range.
-        """
-        seeds = tuple(seed for seed in self.seeds if first <= seed <= last)
-        if not seeds:
-            raise ValueError(
-                f"run {self.name!r} has no seeds from {first} to {last}, only {self.seeds}"
-            )
-        return replace(self, name=f"{self.whole_name}.{seeds[0]}-{seeds[-1]}", seeds=seeds)
-
     def gradient_due(self, epoch: int) -> bool:
         """Return whether the full-batch gradient is measured after an epoch.
 
@@ -241,18 +211,6 @@ class Run:
                 "seeds": tuple(fields["seeds"]),
             }
         )
-
-
-def whole_name(name: str) -> str:
-    """Return the name of the run that a part belongs to.
-
-    >>> whole_name("cnn-sequence.100-107"), whole_name("cnn-sequence")
-    ('cnn-sequence', 'cnn-sequence')
-
-    Args:
-        name: The name of a run or of a part of one.
-    """
-    return name.partition(".")[0]
 
 
 def _milestones(schedule: Schedule) -> tuple[int, ...]:

@@ -11,15 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from equilibrate.runlog import provenance, records
+from equilibrate.runlog import records
 from equilibrate_paper.data.datasets import Dataset
-from equilibrate_paper.ensemble import Ensemble
 from equilibrate_paper.protocol import models
 from equilibrate_paper.protocol.run import Run
-from equilibrate_paper.runs import checkpoints, timings
 from equilibrate_paper.runs.errors import RunError
-from equilibrate_paper.runs.folder import checkpoint_path, record_path
+from equilibrate_paper.runs.folder import (
+    checkpoint_path,
+    load_checkpoint,
+    record_path,
+    save_checkpoint,
+)
 from equilibrate_paper.runs.trainer import Trainer
+
+CHECKPOINT_SECONDS = 10.0
+"""Minimum time between checkpoints."""
 
 
 def execute(
@@ -30,7 +36,6 @@ def execute(
     profile: str,
     device: torch.device | str = "cpu",
     overwrite: bool = False,
-    checkpoint_seconds: float = 10.0,
     stop_at: float = math.inf,
     progress: Callable[[int], None] = lambda epoch: None,
 ) -> bool:
@@ -46,7 +51,6 @@ def execute(
         profile: The name of the profile, for the header of the record.
         device: The device to train on.
         overwrite: Whether to start again and replace an existing record.
-        checkpoint_seconds: Minimum time between checkpoints.
         stop_at: The time, as given by `time.monotonic()`, by which to save a checkpoint and stop.
             The run stops before an epoch that might end later. At least one epoch is executed.
         progress: Called with the number of completed epochs, at the start and after each epoch.
@@ -56,7 +60,7 @@ def execute(
     """
     record, checkpoint = record_path(folder, run.name), checkpoint_path(folder, run.name)
     resuming = record.exists() and record.stat().st_size > 0 and not overwrite
-    state = checkpoints.load(checkpoint) if resuming else None
+    state = load_checkpoint(checkpoint) if resuming else None
     config = run.to_config() | {
         "profile": profile,
         "fingerprint": data.fingerprint,
@@ -65,33 +69,28 @@ def execute(
     }
     keep = _rows_to_keep(run, record, state) if resuming else 0
     if not resuming:  # a checkpoint of an earlier record must not be used after a kill
-        checkpoints.remove(checkpoint)
+        checkpoint.unlink(missing_ok=True)
     mode = "overwrite" if overwrite else "resume"
     with records.Writer(record, config=config, mode=mode, keep=keep) as writer:
         if keep is None:
             progress(run.epochs)
             return True
         trainer = Trainer(run, _initial_models(run, folder), data, device)
-        seconds_before = 0.0
         if state is not None:
             trainer.load_state_dict(state["trainer"])
-            seconds_before = state["seconds"]
         progress(trainer.epoch)
-        started = saved = now = time.monotonic()
+        saved = now = time.monotonic()
         longest = 0.0
         while trainer.epoch < run.epochs:
             for row in trainer.run_epoch():
                 writer.write(row)
             before, now = now, time.monotonic()
             longest = max(longest, now - before)
-            seconds = seconds_before + now - started
             finished = trainer.epoch == run.epochs
             stopping = not finished and now + longest > stop_at
-            if finished:
-                timings.save(folder, _timing(run, trainer.ensemble, seconds))
-            if finished or stopping or now - saved >= checkpoint_seconds:
+            if finished or stopping or now - saved >= CHECKPOINT_SECONDS:
                 writer.sync()  # a checkpoint must not count rows that a power failure can lose
-                _save(checkpoint, trainer, writer.count, seconds)
+                save_checkpoint(checkpoint, _state(trainer, writer.count))
                 saved = now
             progress(trainer.epoch)
             if stopping:
@@ -112,7 +111,7 @@ def _initial_models(run: Run, folder: Path | str) -> list[nn.Sequential]:
     if run.start is None:
         return [models.build(run.task.model, seed) for _, seed in run.replicas]
     path = checkpoint_path(folder, run.start)
-    state = checkpoints.load(path)
+    state = load_checkpoint(path)
     if state is None:
         raise RunError(
             f"{run.name} starts from the end of {run.start}, but {path} does not exist: remove "
@@ -123,33 +122,9 @@ def _initial_models(run: Run, folder: Path | str) -> list[nn.Sequential]:
     return [model for _ in run.replicas]
 
 
-def _timing(run: Run, ensemble: Ensemble, seconds: float) -> timings.Timing:
-    on_gpu = ensemble.device.type == "cuda"
-    return timings.Timing(
-        run=run.name,
-        replicas=ensemble.replicas,
-        epochs=run.epochs,
-        steps_per_epoch=ensemble.steps_per_epoch,
-        seconds=round(seconds, 3),
-        device=torch.cuda.get_device_name(ensemble.device) if on_gpu else "CPU",
-        torch=torch.__version__,
-        precision=run.precision if on_gpu else "fp32",
-        commit=provenance.commit(),
-    )
-
-
-def _save(path: Path, trainer: Trainer, rows: int, seconds: float) -> None:
-    state = {
-        "epoch": trainer.epoch,
-        "rows": rows,
-        "seconds": seconds,
-        "first": trainer.ensemble.module(0).state_dict(),
-    }
+def _state(trainer: Trainer, rows: int) -> dict[str, Any]:
+    first = trainer.ensemble.module(0).state_dict()
+    state = {"epoch": trainer.epoch, "rows": rows, "first": first}
     if trainer.epoch < trainer.run.epochs:  # of a finished run only the final weights are needed
         state["trainer"] = trainer.state_dict()
-    try:
-        checkpoints.save(path, state)
-    except checkpoints.CheckpointError as error:
-        raise RunError(
-            f"{error}. The {rows} rows recorded so far are safe: run the same command again"
-        ) from error
+    return state

@@ -11,9 +11,8 @@ from equilibrate_paper.analysis import judged, results, verdicts
 from equilibrate_paper.analysis.judged import JudgedClaim
 from equilibrate_paper.output import figures, page, tables
 from equilibrate_paper.protocol.panels import PANELS
-from equilibrate_paper.runs import timings
 from equilibrate_paper.runs.errors import RunError
-from equilibrate_paper.runs.folder import figure_path, record_path
+from equilibrate_paper.runs.folder import figure_path
 
 
 def write_outputs(out: Path, panels: Sequence[str] = ()) -> list[JudgedClaim]:
@@ -43,7 +42,7 @@ def write_outputs(out: Path, panels: Sequence[str] = ()) -> list[JudgedClaim]:
         figures.save(panel, recorded, out / "figures")
     found = verdicts.judge(recorded)
     judged.save(found, out / "claims.json")
-    numbers = tables.numbers(recorded, recorded_timings(out))
+    numbers = tables.numbers(recorded)
     claim_tables = [tables.claim_table(group) for group in verdicts.grouped(found)]
     text = to_markdown([tables.summary(found), *claim_tables, *numbers])
     files.write(out / "tables.md", text)
@@ -60,14 +59,3 @@ def drawn_panels(out: Path) -> list[str]:
         out: The folder of the reproduction.
     """
     return [panel for panel in PANELS if figure_path(out, panel).exists()]
-
-
-def recorded_timings(out: Path) -> list[timings.Timing]:
-    """Return the timings of the runs that are recorded, not of runs that were removed since.
-
-    Args:
-        out: The folder of the reproduction.
-    """
-    return [
-        timing for timing in timings.load(out).values() if record_path(out, timing.run).exists()
-    ]

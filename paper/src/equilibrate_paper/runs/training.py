@@ -6,31 +6,22 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+import equilibrate as eq
 from equilibrate.runlog import records
-from equilibrate.runlog.lock import lock
-from equilibrate.scheduler import FDRScheduler
 from equilibrate_paper.data import datasets
+from equilibrate_paper.output import drawing
 from equilibrate_paper.protocol import models
-from equilibrate_paper.runs import checkpoints
 from equilibrate_paper.runs.errors import Diverged
+from equilibrate_paper.runs.folder import load_checkpoint, save_checkpoint
 
 TASKS = {"digits-mlp": "digits", "digits-cnn": "digits", "mlp": "mnist", "cnn": "cifar10"}
 """The data set (`datasets.load`) of each task. A task is named after its model (`models.build`)."""
-
-
-def limit_threads(task: str) -> None:
-    """Use one CPU thread for the digits, whose models are too small for several threads.
-
-    Args:
-        task: The name of the task.
-    """
-    if TASKS.get(task) == "digits":
-        torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
@@ -66,10 +57,6 @@ class Settings:
         for name in ("epochs", "lr", "batch_size"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
 
 
 def train(
@@ -78,11 +65,12 @@ def train(
     *,
     mode: Literal["new", "resume", "overwrite"] = "new",
     data_dir: Path | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Train a model and record each epoch in `out/train.jsonl`.
+) -> Iterator[tuple[int, str]]:
+    """Train a model and record each epoch in `out/train.jsonl` with an `eq.Recorder`.
 
     With `mode="resume"` an interrupted run continues from `out/checkpoint.pt` and ends with the
-    same rows as an uninterrupted run. A run may be resumed with more epochs than before.
+    same rows as an uninterrupted run, except for their times. A run may be resumed with more
+    epochs than before.
 
     Args:
         settings: The settings of the run.
@@ -91,121 +79,110 @@ def train(
         data_dir: The folder with MNIST and CIFAR-10.
 
     Yields:
-        The row of each epoch, after it is recorded.
+        The number of completed epochs and how it goes, after each epoch.
 
     Raises:
         Diverged: If the loss is no longer finite. The last row shows it.
-        ValueError: If a run is resumed with fewer epochs than it has.
     """
-    dataset = datasets.load(TASKS[settings.task], data_dir, progress=True)
-    run, checkpoint = _Run(settings, dataset), out / "checkpoint.pt"
-    state = checkpoints.load(checkpoint) if mode == "resume" else None
-    config = {**asdict(settings), "data": dataset.fingerprint}
-    keep = state["rows"] if state else 0
-    if keep > settings.epochs:
-        raise ValueError(
-            f"epochs={settings.epochs} is less than the {keep} epochs that {out} has: resume it "
-            "with more epochs, or overwrite it"
-        )
-    with (
-        lock(out),
-        records.Writer(
-            out / "train.jsonl", config=config, mode=mode, keep=keep, may_change=("epochs",)
-        ) as writer,
-    ):
-        if state:
-            run.load_state_dict(state["run"])
-        else:  # a checkpoint of an earlier record must not be used after a kill
-            checkpoints.remove(checkpoint)
-        while run.epoch < settings.epochs:
-            row = run.advance()
-            writer.write(row)
-            writer.sync()
-            checkpoints.save(checkpoint, {"run": run.state_dict(), "rows": writer.count})
-            yield row
-            if not math.isfinite(row["loss"]):
+    if TASKS[settings.task] == "digits":
+        torch.set_num_threads(1)  # these models are too small for several threads
+    data = datasets.load(TASKS[settings.task], data_dir, progress=True)
+    order = torch.Generator().manual_seed(settings.seed)
+    model = models.build(settings.task, settings.seed)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+    scheduler = eq.FDRScheduler(optimizer, threshold=settings.threshold, factor=settings.factor)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    checkpoint, done = out / "checkpoint.pt", 0
+    config = asdict(settings) | {"data": data.fingerprint}
+    del config["epochs"]  # a run may be resumed with more
+    if mode == "resume" and (state := load_checkpoint(checkpoint)) is not None:
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        order.set_state(state["order"])
+        done = state["epoch"]
+    with eq.Recorder(out, scheduler, config=config, mode=mode) as recorder:
+        if not done:  # a checkpoint of an earlier record must not be used after a kill
+            checkpoint.unlink(missing_ok=True)
+        for epoch in range(done + 1, settings.epochs + 1):
+            loss = _run_epoch(model, optimizer, data.train, order, settings.batch_size)
+            scheduler.step()
+            accuracies = {
+                "train_accuracy": _accuracy(model, *data.train),
+                "test_accuracy": _accuracy(model, *data.test),
+            }
+            recorder.record(loss=loss, epoch=epoch, **accuracies)
+            state = {name: part.state_dict() for name, part in parts.items()}
+            save_checkpoint(checkpoint, state | {"order": order.get_state(), "epoch": epoch})
+            decision = scheduler.last_decision
+            yield epoch, f"loss {loss:.3f}  η {decision.lrs[0]:.3g}  {decision.reason}"
+            if not math.isfinite(loss):
                 raise Diverged(
-                    f"SGD diverged in epoch {run.epoch}: the loss is {row['loss']}. The epochs so "
-                    f"far are in {writer.path}: use a smaller learning rate than {settings.lr:g}, "
-                    "and --overwrite"
+                    f"SGD diverged in epoch {epoch}: the loss is {loss}. The epochs so far are in "
+                    f"{recorder.path}: use a smaller learning rate than {settings.lr:g}, and "
+                    "--overwrite"
                 )
-        writer.end()
 
 
-class _Run:
-    """A usual training loop with an FDRScheduler."""
+def summary(out: Path) -> str:
+    """Say what a training run has come to.
 
-    def __init__(self, settings: Settings, dataset: datasets.Dataset) -> None:
-        self.settings = settings
-        self.dataset = dataset
-        self.epoch = 0
-        self.generator = torch.Generator().manual_seed(settings.seed)
-        self.model = models.build(settings.task, settings.seed)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
-        self.scheduler = FDRScheduler(
-            self.optimizer,
-            threshold=settings.threshold,
-            factor=settings.factor,
-            every=1,  # as in the paper: every step is measured, and a decision needs no minimum
-            min_steps=1,
-        )
+    Args:
+        out: The folder of the run.
 
-    def advance(self) -> dict[str, Any]:
-        """Return the row to record, after training for one epoch."""
-        inputs, targets = self.dataset.train
-        order = torch.randperm(len(inputs), generator=self.generator)
-        batches = order.split(self.settings.batch_size)
-        total = torch.zeros((), dtype=torch.float64)
-        for batch in batches:
-            self.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self.model(inputs[batch]), targets[batch])
-            loss.backward()
-            self.optimizer.step()
-            total += loss.detach()
-        self.scheduler.step()
-        self.epoch += 1
-        decision = self.scheduler.last_decision
-        reading = decision.reading
-        return {
-            "epoch": self.epoch,
-            "step": reading.step,
-            "loss": float(total) / len(batches),
-            "left": reading.left,
-            "right": reading.right,
-            "residual": reading.residual,
-            "lr": reading.lr,
-            "next_lr": decision.lr,
-            "lowered": decision.lowered,
-            "reason": decision.reason,
-            "train_accuracy": self._accuracy(inputs, targets),
-            "test_accuracy": self._accuracy(*self.dataset.test),
-        }
+    Returns:
+        The number of epochs, the learning rate and the test accuracy.
+    """
+    record = records.read(out / "train.jsonl")
+    rates = [record.config["lr"], *(row["lrs"][0] for row in record.rows)]
+    lowered = sum(after < before for before, after in zip(rates, rates[1:], strict=False))
+    rate = f"lowered {lowered} times, to" if lowered else "not lowered:"
+    accuracy = record.rows[-1]["test_accuracy"]
+    return (
+        f"{len(record.rows)} epochs, learning rate {rate} {rates[-1]:.3g}, "
+        f"test accuracy {accuracy:.1%}"
+    )
 
-    @torch.no_grad()
-    def _accuracy(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        chunks = zip(inputs.split(1000), targets.split(1000), strict=True)
-        correct = sum(int((self.model(x).argmax(1) == y).sum()) for x, y in chunks)
-        return correct / len(targets)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the loop."""
-        return {
-            "epoch": self.epoch,
-            "generator": self.generator.get_state(),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-        }
+def draw(out: Path) -> Path:
+    """Draw a training run.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the result of `state_dict`."""
-        self.epoch = state["epoch"]
-        self.generator.set_state(state["generator"])
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
+    Args:
+        out: The folder of the run.
+
+    Returns:
+        The figure, `out/train.png`.
+    """
+    record = records.read(out / "train.jsonl")
+    figure = drawing.training(record.rows, record.config["lr"], title=record.config["task"])
+    return drawing.write_figure(figure, out / "train.png", dpi=150)
+
+
+def _run_epoch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: tuple[Tensor, Tensor],
+    order: torch.Generator,
+    batch_size: int,
+) -> float:
+    """Return the mean loss of the mini-batches of an epoch, after training for it."""
+    inputs, targets = data
+    batches = torch.randperm(len(inputs), generator=order).split(batch_size)
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs[batch]), targets[batch])
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+    return float(total) / len(batches)
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+    chunks = zip(inputs.split(1000), targets.split(1000), strict=True)
+    return sum(int((model(x).argmax(1) == y).sum()) for x, y in chunks) / len(targets)
