@@ -25,7 +25,7 @@ from torch import Tensor
 
 from equilibrate_paper.ensemble._ops.conv import conv_relu_pool, pack_images
 from equilibrate_paper.ensemble._ops.plain import grouped_conv_relu_pool
-from equilibrate_paper.ensemble.data.examples import PackedImages
+from equilibrate_paper.ensemble.examples import PackedImages
 from equilibrate_paper.ensemble.precision import ConvPrecision
 
 LAYERS = [(3, 16, 32), (16, 20, 16), (20, 20, 8)]

@@ -107,8 +107,7 @@ def reproduce(
     An interrupted command continues when it is run again. With --max-minutes it stops by itself,
     so that a long reproduction can be made in several calls.
     """
-    if draw_only and overwrite:
-        raise ValueError("--draw-only and --overwrite cannot be combined: choose one of them")
+    _require_one("--draw-only", draw_only, "--overwrite", overwrite)
     console, chosen = Console(), panels or ()
     out = out or Path("runs") / f"reproduce-{profile}"
     change = " without --overwrite" if overwrite else ""
@@ -146,7 +145,7 @@ def train(
     batch_size: Annotated[int, typer.Option(help="Examples per batch.")] = _DEFAULTS.batch_size,
     threshold: Annotated[
         float,
-        typer.Option(help="Lower the learning rate if |L/R − 1| is below it (the paper's X)."),
+        typer.Option(help="Lower the learning rate if |L/R − 1| is below it (X in the paper)."),
     ] = _DEFAULTS.threshold,
     factor: Annotated[
         float, typer.Option(help="Lower it to this factor times its value (the paper's 1 − Y).")
@@ -165,8 +164,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a model with the adaptive schedule and plot the result."""
-    if resume and overwrite:
-        raise ValueError("--resume and --overwrite cannot be combined: choose one of them")
+    _require_one("--resume", resume, "--overwrite", overwrite)
     settings = training.Settings(
         task, epochs, lr, momentum, weight_decay, batch_size, threshold, factor, seed
     )
@@ -206,9 +204,19 @@ def parse_device(name: str) -> torch.device:
     return device
 
 
+def _require_one(first: str, is_first: bool, second: str, is_second: bool) -> None:
+    if is_first and is_second:
+        raise ValueError(f"{first} and {second} cannot be combined: choose one of them")
+
+
 @contextmanager
 def _continues(console: Console, hint: str) -> Iterator[None]:
-    """Print how to continue after Ctrl-C, and at the time limit, which exits with code 3."""
+    """Print how to continue after Ctrl-C, and at the time limit.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C.
+        Exit: With the code 3 at the time limit.
+    """
     try:
         yield
     except KeyboardInterrupt:

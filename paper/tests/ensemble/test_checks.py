@@ -19,7 +19,7 @@ from paper_support.replicas import (
 from torch import nn
 
 from equilibrate_paper.ensemble import Ensemble
-from equilibrate_paper.ensemble.data.sampling import draw
+from equilibrate_paper.ensemble.sampling import draw
 
 
 def batch_normalised():

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from equilibrate_paper.ensemble.data.chunks import (
+from equilibrate_paper.ensemble.chunks import (
     count_activations,
     even_chunk_size,
     max_chunk_size,
 )
-from equilibrate_paper.ensemble.data.examples import PreparedInputsCache
+from equilibrate_paper.ensemble.examples import PreparedInputsCache
 from equilibrate_paper.protocol.models import ARCHITECTURES, build
 
 GPU = torch.device("cuda")

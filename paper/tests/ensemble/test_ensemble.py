@@ -24,7 +24,7 @@ from torch import nn
 import equilibrate as eq
 from equilibrate_paper.ensemble import Averages, Ensemble
 from equilibrate_paper.ensemble._ops.plain import PlainOps
-from equilibrate_paper.ensemble.data.sampling import draw
+from equilibrate_paper.ensemble.sampling import draw
 
 TORCH_FORMS = {
     "plain": ({}, torch.optim.SGD, {}),

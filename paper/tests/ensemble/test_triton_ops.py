@@ -17,7 +17,7 @@ from equilibrate_paper.ensemble import Ensemble
 from equilibrate_paper.ensemble._ops import plain, triton
 from equilibrate_paper.ensemble._ops.plain import PlainOps
 from equilibrate_paper.ensemble._ops.triton import TritonOps
-from equilibrate_paper.ensemble.data.batches import Batches
+from equilibrate_paper.ensemble.batches import Batches
 from equilibrate_paper.ensemble.updates import SGD, Adam, FlatTensors, zeros
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from equilibrate_paper.ensemble import Ensemble
-from equilibrate_paper.ensemble.data.sampling import draw
+from equilibrate_paper.ensemble.sampling import draw
 
 EXAMPLES, BATCH, STEPS = 125, 5, 25
 SEEDS = (3, 1, 4)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from equilibrate_paper.ensemble._ops.protocol import Updater
-from equilibrate_paper.ensemble.cuda_graphs import capture
-from equilibrate_paper.ensemble.data.batches import Batches, BatchOrders
+from equilibrate_paper.ensemble.batches import Batches, BatchOrders
 from equilibrate_paper.ensemble.network import Network
 from equilibrate_paper.ensemble.precision import Precision, matrix_products
 from equilibrate_paper.ensemble.results import Averages
@@ -17,6 +16,7 @@ from equilibrate_paper.ensemble.updates import FlatTensors
 
 # Most steps in one CUDA graph: between two graphs a GPU is idle for a few microseconds.
 _STEPS_IN_GRAPH = 25
+_WARM_UPS = 2
 
 
 class EpochRunner:
@@ -73,7 +73,7 @@ class EpochRunner:
         if self._replay is None:
             written = [self._flat.parameters, *self._flat.state.values(), self._batches.counts]
             with matrix_products(self._precision, self._rows.device):
-                self._replay = capture(self._step, written, times=self._steps_in_graph)
+                self._replay = _capture(self._step, written, times=self._steps_in_graph)
         for _ in range(self._steps // self._steps_in_graph):
             self._replay()
 
@@ -82,3 +82,27 @@ class EpochRunner:
         """Make one step of every replica. No number is copied to the host."""
         losses = self._network.differentiate(*self._batches.take()).double()
         self._update(losses, self._rows, self._batches.counts)
+
+
+def _capture(step: Callable[[], None], written: Sequence[Tensor], times: int) -> Callable[[], None]:
+    """Return a function that replays several calls of `step`, captured in one CUDA graph.
+
+    Compilers and libraries set themselves up in the first calls, so the function is called a few
+    times before the capture. The tensors in `written`, which it both reads and modifies, are
+    restored after each of these calls.
+    """
+    with torch.cuda.device(written[0].device):
+        saved = [tensor.clone() for tensor in written]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                step()
+                for tensor, value in zip(written, saved, strict=True):
+                    tensor.copy_(value)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(times):
+                step()
+    return graph.replay

@@ -1,98 +1,86 @@
-"""A network with the parameters of several replicas: outputs, losses and gradients of all."""
+"""The paper's networks with the parameters of R replicas: losses and gradients of all at once.
+
+The outputs of a replica depend on that replica alone. Gradients are written directly where they are
+needed: linear layers compute them explicitly, which is faster than autograd.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Mapping
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vmap
 
-from equilibrate_paper.ensemble._ops import Ops, plain
-from equilibrate_paper.ensemble.data.examples import IndexedInputs, PreparedInputs
-from equilibrate_paper.ensemble.stages import (
-    SIDE_STREAM,
-    ConvReluPoolStage,
-    LinearStage,
-    ReLUStage,
-    Stage,
-    StageTensors,
-    Tensors,
-    flatten_stage,
-    module_stage,
-)
+from equilibrate_paper.ensemble._ops import Ops
+from equilibrate_paper.ensemble._ops.side_stream import SideStream
+from equilibrate_paper.ensemble.examples import IndexedInputs, PreparedInputs
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function of (outputs, targets) that returns the mean loss of a mini-batch."""
+Tensors = Mapping[str, Tensor]
+_SIDE_STREAM = SideStream()
+"""Where the weight gradients of linear layers are computed on a GPU."""
 
 
 class Network:
-    """A module and a loss, applied to the parameters of R replicas at once.
-
-    An `nn.Sequential` is split into its layers. Layers that are not known, and all of them with
-    `explicit=False`, are differentiated with `torch.func` and autograd.
+    """A chain of convolutions and linear layers with the cross-entropy of its outputs.
 
     Args:
-        model: The module.
-        loss: The loss.
-        tensors: Parameters and buffers of all replicas by name, (R, …).
-        gradients: Where `differentiate` writes the gradients, for the parameters that are trained.
+        model: One replica: convolutions, each with a ReLU and a 2×2 max-pooling, then `nn.Flatten`
+            and linear layers with ReLUs between them.
+        parameters: Parameters of all replicas by name, (R, …).
+        gradients: Where `differentiate` writes the gradients, (R, …).
         ops: The operations to use.
-        explicit: Whether to compute the gradients of known layers explicitly.
+
+    Raises:
+        ValueError: If the model has other layers.
 
     Example:
         >>> from equilibrate_paper.ensemble._ops.plain import PlainOps
-        >>> tensors = {"weight": torch.ones(3, 1, 2), "bias": torch.zeros(3, 1)}  # three replicas
-        >>> gradients = {"weight": torch.empty(3, 1, 2), "bias": torch.empty(3, 1)}
-        >>> network = Network(nn.Linear(2, 1), F.mse_loss, tensors, gradients, ops=PlainOps())
-        >>> network.differentiate(torch.ones(3, 5, 2), torch.ones(3, 5, 1))
-        tensor([1., 1., 1.])
-        >>> gradients["weight"][0]
-        tensor([[2., 2.]])
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(2, 4))
+        >>> parameters = {"1.weight": torch.zeros(3, 4, 2), "1.bias": torch.zeros(3, 4)}
+        >>> gradients = {name: torch.empty_like(p) for name, p in parameters.items()}
+        >>> network = Network(model, parameters, gradients, ops=PlainOps())
+        >>> network.differentiate(torch.ones(3, 5, 2), torch.ones(3, 5, dtype=torch.int64)).exp()
+        tensor([4.0000, 4.0000, 4.0000])
+        >>> gradients["1.bias"][0]
+        tensor([ 0.2500, -0.7500,  0.2500,  0.2500])
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        tensors: Tensors,
-        gradients: Tensors,
-        *,
-        ops: Ops,
-        explicit: bool = True,
+        self, model: nn.Sequential, parameters: Tensors, gradients: Tensors, *, ops: Ops
     ) -> None:
-        layers = list(_layers("", model, gradients)) if explicit else [("", [model])]
-        owned = [id(p) for _, some in layers for layer in some for p in layer.parameters()]
-        if len(set(owned)) < len(owned):  # the gradient of a shared parameter sums over its uses
-            layers = [("", [model])]
-        self.loss = loss
-        self._stages: list[Stage] = []
-        for prefix, some in layers:
-            named = dict((*some[0].named_parameters(), *some[0].named_buffers()))
-            own = StageTensors(
-                {name: tensors[prefix + name] for name in named},
-                {name: gradients[prefix + name] for name in named if prefix + name in gradients},
-                differentiates_inputs=any(stage.needs_gradient for stage in self._stages),
-            )
-            self._stages.append(_stage(some, own, ops))
+        _check_layers(model)
+        own = [(n, m) for n, m in model.named_children() if isinstance(m, nn.Conv2d | nn.Linear)]
+        self._ops = ops
+        self._convolutions: list[_Convolution] = []
+        self._linears: list[_Linear] = []
+        for number, (name, layer) in enumerate(own):
+            first, last = number == 0, number == len(own) - 1
+            tensors = [
+                t[f"{name}.{n}"] for t in (parameters, gradients) for n in ("weight", "bias")
+            ]
+            if isinstance(layer, nn.Conv2d):
+                self._convolutions.append(_Convolution(*tensors, ops=ops, first=first))
+            else:
+                self._linears.append(_Linear(*tensors, ops=ops, first=first, relu=not last))
 
     @property
     def reads_indices(self) -> bool:
-        """Whether the first stage takes `IndexedInputs`."""
-        return self._stages[0].reads_indices
+        """Whether the inputs are `IndexedInputs`."""
+        return bool(self._convolutions) and self._ops.conv_reads_indices
 
     def prepare(self, inputs: Tensor) -> PreparedInputs:
-        """Prepare a data set for the first stage.
+        """Prepare a data set for the first layer, once instead of at each step.
 
         Args:
             inputs: The inputs of the data set, (N, …).
 
         Returns:
-            The inputs in the form that the first stage reads.
+            The inputs in the form that the first layer reads.
         """
-        return self._stages[0].prepare(inputs)
+        if not self._convolutions:
+            return inputs
+        return self._ops.prepare_images(inputs, self._convolutions[0].weight)
 
     def outputs(self, x: Tensor | IndexedInputs) -> Tensor:
         """Compute the outputs.
@@ -101,134 +89,144 @@ class Network:
             x: Inputs, (R, B, …).
 
         Returns:
-            Outputs, (R, B, …).
+            Outputs, (R, B, C).
         """
-        x = self._inputs(x)
-        for stage in self._stages:
-            x = stage(x)
-        return cast(Tensor, x)
-
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss of each replica.
-
-        Args:
-            outputs: Outputs, (R, B, …).
-            targets: Targets, (R, B, …).
-
-        Returns:
-            The losses, (R,).
-        """
-        if self._is_classification(outputs, targets):
-            return plain.cross_entropy(outputs, targets)
-        return vmap(self.loss)(outputs, targets)
+        for convolution in self._convolutions:
+            x = convolution(x)
+        y = cast(Tensor, x).flatten(2)
+        for linear in self._linears:
+            y = linear(y)
+        return y
 
     def differentiate(self, x: Tensor | IndexedInputs, targets: Tensor) -> Tensor:
         """Compute the loss of each replica and write its gradient.
 
         Args:
             x: Inputs, (R, B, …).
-            targets: Targets, (R, B, …).
+            targets: Class indices, (R, B).
 
         Returns:
             The losses, (R,).
         """
-        x, trace = self._inputs(x), []
-        *before, last = self._stages
-        for stage in before:
-            x, saved = stage.forward(x)
-            trace.append(saved)
-        if isinstance(last, LinearStage) and not last.relu and self._is_classification(x, targets):
-            losses, grad = last.differentiate_cross_entropy(cast(Tensor, x), targets)
-        else:
-            outputs, saved = last.forward(x)
-            losses, grad = self._losses_and_gradient(outputs, targets)
-            grad = last.backward(saved, grad)
-        for stage, saved in zip(reversed(before), reversed(trace), strict=True):
-            if grad is not None:
-                grad = stage.backward(saved, grad)
-        if any(isinstance(stage, LinearStage) for stage in self._stages):
-            SIDE_STREAM.join(losses.device)
+        images = []
+        for convolution in self._convolutions:
+            saved = convolution.forward(x)
+            images.append(saved)
+            x = saved[1].detach()
+        pooled = cast(Tensor, x)
+        *hidden, last = self._linears
+        inputs = [pooled.flatten(2)]
+        for linear in hidden:
+            inputs.append(linear(inputs[-1]))
+        losses, grad = last.differentiate_cross_entropy(inputs[-1], targets)
+        for linear, own, y in zip(hidden[::-1], inputs[-2::-1], inputs[:0:-1], strict=True):
+            grad = linear.backward(own, y, cast(Tensor, grad))
+        if images:
+            grad = cast(Tensor, grad).view(pooled.shape)
+        for convolution, (own, y) in zip(self._convolutions[::-1], images[::-1], strict=True):
+            grad = convolution.backward(own, y, cast(Tensor, grad))
+        _SIDE_STREAM.join(losses.device)
         return losses
 
-    def _inputs(self, x: Tensor | IndexedInputs) -> Tensor | IndexedInputs:
-        return x if self.reads_indices or isinstance(x, Tensor) else x.gather()
 
-    def _losses_and_gradient(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if self._is_classification(outputs, targets):
-            return plain.cross_entropy_and_gradient(outputs, targets)
+class _Convolution:
+    """Convolution, ReLU and 2×2 max-pooling, differentiated by autograd."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        weight_gradient: Tensor,
+        bias_gradient: Tensor,
+        *,
+        ops: Ops,
+        first: bool,
+    ) -> None:
+        self.weight, self._bias = weight, bias
+        self._leaves = [tensor.detach().requires_grad_() for tensor in (weight, bias)]
+        self._gradients = weight_gradient, bias_gradient
+        self._ops, self._first = ops, first
+
+    def __call__(self, x: Tensor | IndexedInputs) -> Tensor:
+        return self._ops.conv_relu_pool(x, self.weight, self._bias)
+
+    def forward(self, x: Tensor | IndexedInputs) -> tuple[Tensor | IndexedInputs, Tensor]:
+        """Return the inputs and the outputs for `backward`."""
         with torch.enable_grad():
-            outputs = outputs.detach().requires_grad_()
-            losses = self.losses(outputs, targets)
-            # The sum over replicas has the gradient of each replica in its own rows.
-            return losses.detach(), torch.autograd.grad(losses.sum(), outputs)[0]
+            if not self._first and isinstance(x, Tensor):
+                x = x.detach().requires_grad_()
+            return x, self._ops.conv_relu_pool(x, *self._leaves)
 
-    def _is_classification(self, x: Tensor | IndexedInputs, targets: Tensor) -> bool:
-        """Return whether the loss is a cross-entropy of outputs, or last inputs, (R, B, C)."""
-        tensors = isinstance(x, Tensor) and x.dim() == 3 and targets.dim() == 2
-        return tensors and self.loss is F.cross_entropy
-
-
-def _layers(
-    prefix: str, model: nn.Module, trained: Container[str]
-) -> Iterator[tuple[str, list[nn.Module]]]:
-    # Splits a model into the layers of each stage, with the prefix of their parameter names.
-    if type(model) is not nn.Sequential or _hooked(model):
-        yield prefix, [model]
-        return
-    items = list(model._modules.items())  # named_children omits repeated modules
-    while items:
-        name = f"{prefix}{items[0][0]}."
-        layers = [layer for _, layer in items[:3] if layer is not None]
-        length = 1
-        if _is_conv_relu_pool(layers):
-            length = 3
-        elif _is_linear(layers[0], name, trained) and [type(x) for x in layers[1:2]] == [nn.ReLU]:
-            length = 1 if _hooked(layers[1]) else 2
-        if length == 1:
-            yield from _layers(name, layers[0], trained)
-        else:
-            yield name, layers[:length]
-        items = items[length:]
+    def backward(self, x: Tensor | IndexedInputs, y: Tensor, grad: Tensor) -> Tensor | None:
+        """Return the gradient of the inputs, unless this is the first layer, and write the others."""
+        inputs = [x] if isinstance(x, Tensor) and not self._first else []
+        found = torch.autograd.grad(y, [*self._leaves, *inputs], grad)
+        for gradient, value in zip(self._gradients, found, strict=False):
+            gradient.copy_(value)
+        return found[2] if inputs else None
 
 
-def _stage(layers: list[nn.Module], own: StageTensors, ops: Ops) -> Stage:
-    layer = layers[0]
-    if len(layers) == 3:
-        return ConvReluPoolStage(own, ops)
-    if _is_linear(layer, "", own.gradients):
-        return LinearStage(own, ops, relu=len(layers) == 2)
-    kind = None if _hooked(layer) else type(layer)  # a subclass may compute something else
-    if kind is nn.ReLU:
-        return ReLUStage(own)
-    if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-        return flatten_stage(own)
-    return module_stage(layer, own)
+class _Linear:
+    """y = x Wᵀ + b for each replica, or max(y, 0) with a ReLU.
+
+    On a GPU the gradient of the weight is computed on `_SIDE_STREAM`, which must be joined before
+    it is used.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        weight_gradient: Tensor,
+        bias_gradient: Tensor,
+        *,
+        ops: Ops,
+        first: bool,
+        relu: bool,
+    ) -> None:
+        # Made once: on a CPU a view takes as long as a small product.
+        self._weight, self._transposed, self._bias = weight, weight.mT, bias.unsqueeze(1)
+        self._weight_gradient, self._bias_gradient = weight_gradient, bias_gradient
+        self._ops, self._first, self._relu = ops, first, relu
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ops.linear(x, self._transposed, self._bias, relu=self._relu)
+
+    def backward(self, x: Tensor, y: Tensor, grad: Tensor) -> Tensor | None:
+        """Return ∂x = ∂y W, after writing ∂W = (∂y)ᵀ x and ∂b = Σ ∂y; ∂y is 0 where the ReLU was."""
+        return self._products(x, self._ops.bias_gradient(grad, y, self._bias_gradient))
+
+    def differentiate_cross_entropy(
+        self, x: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the cross-entropy of the outputs, and the gradient of the inputs."""
+        losses, grad = self._ops.linear_cross_entropy(
+            x, self._transposed, self._bias, targets, self._bias_gradient
+        )
+        return losses, self._products(x, grad)
+
+    def _products(self, x: Tensor, grad: Tensor) -> Tensor | None:
+        # Kept alive: the side stream may read them after this function has returned.
+        self._read = x, grad
+        with _SIDE_STREAM.use(grad.device):
+            torch.bmm(grad.mT, x, out=self._weight_gradient)
+        return None if self._first else torch.bmm(grad, self._weight)
 
 
-def _hooked(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
-
-
-def _is_linear(layer: nn.Module, prefix: str, trained: Container[str]) -> bool:
-    """Return whether this is a linear layer with a bias, both of them trained."""
-    names = (f"{prefix}weight", f"{prefix}bias")
-    return type(layer) is nn.Linear and not _hooked(layer) and all(n in trained for n in names)
-
-
-def _is_conv_relu_pool(layers: list[nn.Module]) -> bool:
-    """Return whether `Ops.conv_relu_pool` computes these layers."""
-    if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
-        return False
-    conv, pool = cast(nn.Conv2d, layers[0]), cast(nn.MaxPool2d, layers[2])
-    width = conv.kernel_size[0]
-    return (
-        not any(_hooked(layer) for layer in layers)
-        and conv.kernel_size == (width, width)
-        and width % 2 == 1
-        and conv.padding == (width // 2, width // 2)
-        and (conv.stride, conv.dilation, conv.groups) == ((1, 1), (1, 1), 1)
-        and conv.padding_mode == "zeros"
-        and conv.bias is not None
-        and (pool.kernel_size, pool.stride, pool.padding, pool.dilation) == (2, 2, 0, 1)
-        and not (pool.ceil_mode or pool.return_indices)
-    )
+def _check_layers(model: nn.Sequential) -> None:
+    kinds = [type(layer) for layer in model]
+    flat = kinds.index(nn.Flatten) if nn.Flatten in kinds else 0
+    convolutions = flat // 3 * [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
+    linears = (len(kinds) - flat) // 2 * [nn.Linear, nn.ReLU]
+    known = kinds == [*convolutions, nn.Flatten, *linears[:-1]]
+    for layer in model:
+        if isinstance(layer, nn.Conv2d):
+            same = tuple(width // 2 for width in layer.kernel_size)
+            known &= layer.padding == same and layer.stride == (1, 1) and layer.bias is not None
+        if isinstance(layer, nn.MaxPool2d):
+            known &= layer.kernel_size == 2
+    if not known:
+        raise ValueError(
+            "an ensemble trains convolutions of stride 1 and unchanged size, each with a ReLU and "
+            f"a 2×2 max-pooling, then linear layers with ReLUs between them, got {model}"
+        )

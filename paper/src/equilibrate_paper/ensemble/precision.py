@@ -27,11 +27,12 @@ infinite, and so do the gradients of images and weights, which makes the overflo
 gradient is always computed in float32. Divide a loss that is a sum over the batch by B first.
 """
 
-_CONV_PRECISION: dict[Precision, ConvPrecision] = {
+CONV_PRECISION: dict[Precision, ConvPrecision] = {
     "fp32": "tf32x3",
     "tf32": "tf32",
     "fp16": "fp16",
 }
+"""The precision of the Triton convolutions of an ensemble."""
 
 
 @contextmanager
@@ -64,24 +65,3 @@ def matrix_products(precision: Precision, device: torch.device) -> Iterator[None
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def torch_precision() -> Precision:
-    """Read torch's current float32 matmul precision.
-
-    Returns:
-        "fp32" if torch is set to "highest", else "tf32".
-    """
-    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-def conv_precision(precision: Precision) -> ConvPrecision:
-    """Translate the precision of an ensemble into that of its Triton convolutions.
-
-    Args:
-        precision: The precision of the ensemble.
-
-    Returns:
-        The precision to pass to the Triton convolution.
-    """
-    return _CONV_PRECISION[precision]

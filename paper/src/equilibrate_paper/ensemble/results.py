@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Epoch:
     """Measurements of one epoch, at each step of each replica: float64 (steps, R) on the host."""
 
@@ -26,14 +26,6 @@ class Epoch:
     """Loss of the mini-batch before the step, without the L2 term."""
     velocity_gradient: Tensor
     """v·∇f^B with the velocity *before* the step; zero without momentum."""
-
-    @property
-    def mean_loss(self) -> list[float]:
-        """Mini-batch loss of each replica, averaged over the epoch."""
-        return self.loss.mean(0).tolist()
-
-    def __repr__(self) -> str:
-        return f"Epoch(epoch={self.epoch}, step={self.step}, mean_loss={self.mean_loss})"
 
 
 class Averages(NamedTuple):
@@ -53,7 +45,7 @@ class Averages(NamedTuple):
 class Evaluation:
     """Loss and accuracy on a whole data set."""
 
-    loss: tuple[float, ...]
+    loss: list[float]
     """Loss of each replica."""
-    accuracy: tuple[float, ...]
-    """Fraction of correct predictions of each replica; nan if the targets are not classes."""
+    accuracy: list[float]
+    """Fraction of correct predictions of each replica."""

@@ -40,15 +40,10 @@ def zeros(parameters: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SGD:
-    """SGD as in the paper: v′ = μv − (1−ν)g, with v = 0 before the first step.
-
-    It obeys FDR1′.
-    """
+    """SGD as in the paper: v′ = μv − g, with v = 0 before the first step. It obeys FDR1′."""
 
     momentum: float = 0.0
     """μ."""
-    dampening: float = 0.0
-    """ν."""
     sides: tuple[Observable, Observable] = (observables.fdr1_left, observables.fdr1_right)
     """Both sides of the relation."""
 
@@ -74,9 +69,8 @@ class SGD:
             The direction u. It may share memory with `gradient` or `state`.
         """
         if self.momentum:
-            buffer = state["momentum_buffer"]
-            return buffer.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
-        return gradient * (1 - self.dampening) if self.dampening else gradient
+            return state["momentum_buffer"].mul_(self.momentum).add_(gradient)
+        return gradient
 
     def snapshot(
         self, parameters: Tensor, gradient: Tensor, direction: Tensor, lr: Tensor
@@ -92,7 +86,7 @@ class SGD:
         Returns:
             The snapshot, with u in place of v′: both sides are even in the velocity.
         """
-        return Snapshot(parameters, gradient, direction, lr, self.momentum, self.dampening)
+        return Snapshot(parameters, gradient, direction, lr, self.momentum)
 
 
 @dataclass(frozen=True)
@@ -180,41 +174,21 @@ class Adam:
 UpdateRule = SGD | Adam
 
 
-def make_update_rule(algorithm: str, momentum: float, dampening: float) -> UpdateRule:
-    """Make the update rule of an algorithm.
+def tensor_views(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """View flat vectors as the tensors they consist of.
 
     Args:
-        algorithm: "sgd", "adam" or "amsgrad".
-        momentum: μ of SGD.
-        dampening: ν of SGD.
+        flat: Flat vectors, (R, P).
+        shapes: The shape of each tensor by name, in the order of the vectors.
 
     Returns:
-        The update rule.
-
-    Raises:
-        ValueError: If the algorithm is not known or does not accept these numbers.
-
-    Example:
-        >>> make_update_rule("sgd", 0.9, 0.0).momentum
-        0.9
+        Views by name, (R, …).
     """
-    if algorithm == "sgd":
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
-        if not dampening < 1:
-            raise ValueError(
-                f"dampening must be below 1, got {dampening}: with 1 the gradient would not "
-                "change the velocity"
-            )
-        return SGD(momentum, dampening)
-    if algorithm not in ("adam", "amsgrad"):
-        raise ValueError(f'algorithm must be "sgd", "adam" or "amsgrad", got {algorithm!r}')
-    if momentum or dampening:
-        raise ValueError(
-            f"algorithm={algorithm!r} takes no momentum or dampening, got {momentum}, {dampening}: "
-            "leave them at 0"
-        )
-    return Adam(amsgrad=algorithm == "amsgrad")
+    pieces = flat.split([shape.numel() for shape in shapes.values()], dim=1)
+    return {
+        name: piece.view(len(flat), *shape)
+        for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+    }
 
 
 class FlatTensors(NamedTuple):

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibrate.averages import HalfRunningBlocks, HalfRunningMean
+from equilibrate.averages import HalfRunningMean
 from equilibrate.observables import inner
 from equilibrate_paper.ensemble import Epoch
+from equilibrate_paper.ensemble.averages import HalfRunningBlocks
 
 
 def squared_norm(parameters: Mapping[str, Tensor]) -> Tensor:

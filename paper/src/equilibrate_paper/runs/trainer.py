@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from equilibrate.averages import HalfRunningMean
 from equilibrate_paper.data.datasets import Dataset
-from equilibrate_paper.ensemble import Averages, Ensemble, Epoch
+from equilibrate_paper.ensemble import Averages, Ensemble, Epoch, Method
 from equilibrate_paper.protocol.run import Run
 from equilibrate_paper.protocol.schedules import Adaptive, PiecewiseConstant
 from equilibrate_paper.runs.errors import Diverged
@@ -33,27 +32,26 @@ class Trainer:
     """
 
     def __init__(
-        self, run: Run, models: Sequence[nn.Module], data: Dataset, device: torch.device | str
+        self, run: Run, models: Sequence[nn.Sequential], data: Dataset, device: torch.device | str
     ) -> None:
         self.run = run
         schedules = [run.arms[arm] for arm, _ in run.replicas]
-        # Training and evaluation use the same tensors, so that the device holds them once.
-        self._train = data.train_images.to(device), data.train_labels.to(device)
-        self._test = data.test_images.to(device), data.test_labels.to(device)
         self.ensemble = Ensemble(
             models,
-            cross_entropy,
-            self._train,
+            data.train,
             seeds=[seed for _, seed in run.replicas],
             lr=[s.lr_at(0) if isinstance(s, PiecewiseConstant) else s.lr for s in schedules],
-            batch_size=run.task.batch_size,
-            momentum=run.momentum,
-            weight_decay=run.task.weight_decay,
-            algorithm=run.algorithm,
-            sampling=run.sampling,
+            method=Method(
+                run.task.batch_size,
+                run.algorithm,
+                run.momentum,
+                run.task.weight_decay,
+                run.sampling,
+                run.precision,
+            ),
             device=device,
-            precision=run.precision,
         )
+        self._test = self.ensemble.prepare(data.test_images), data.test_labels.to(device)
         replicas = len(run.replicas)
         self._early = HalfRunningMean((replicas, len(Averages._fields)))
         self._gradient_square = HalfRunningMean((replicas,))
@@ -106,10 +104,8 @@ class Trainer:
         self.ensemble.load_state_dict(state_dict["ensemble"])
         self._early.load_state_dict(state_dict["early"])
         self._gradient_square.load_state_dict(state_dict["gradient_square"])
-        if (norms := state_dict.get("norms")) is None:
-            self._norms = None  # the run began before norms were recorded
-        elif self._norms is not None:
-            self._norms.load_state_dict(norms)
+        if self._norms is not None:
+            self._norms.load_state_dict(state_dict["norms"])
 
     def _require_finite(self, epoch: Epoch) -> None:
         lost = ~torch.isfinite(epoch.loss).all(0)
@@ -180,8 +176,9 @@ class Trainer:
         return {name: _rounded(values) for name, values in columns.items()}
 
     def _performance_row(self, epoch: Epoch) -> dict[str, Any]:
-        train = self.ensemble.evaluate(*self._train, regularized=True)
-        test = self.ensemble.evaluate(*self._test)
+        train, test = self.ensemble.evaluate(), self.ensemble.evaluate(*self._test)
+        norms, decay = self.ensemble.norm_square().tolist(), self.run.task.weight_decay
+        losses = [loss + decay / 2 * norm for loss, norm in zip(train.loss, norms, strict=True)]
         averages = self.ensemble.averages()
         return {
             "epoch": epoch.epoch,
@@ -189,7 +186,7 @@ class Trainer:
             "lr": _rounded(epoch.lr),
             "left": _rounded(average.left for average in averages),
             "right": _rounded(average.right for average in averages),
-            "train_loss": _rounded(train.loss),
+            "train_loss": _rounded(losses),
             "train_accuracy": _rounded(train.accuracy),
             "test_accuracy": _rounded(test.accuracy),
         }
@@ -198,9 +195,7 @@ class Trainer:
         for arm, schedule in self.run.arms.items():
             replicas = [r for r, (name, _) in enumerate(self.run.replicas) if name == arm]
             if isinstance(schedule, Adaptive):
-                self.ensemble.schedule(
-                    threshold=schedule.threshold, factor=schedule.factor, replicas=replicas
-                )
+                self.ensemble.schedule(schedule.threshold, schedule.factor, replicas)
             elif self.epoch in schedule.milestones:
                 self._start_phase(replicas, schedule.lr_at(self.epoch))
 

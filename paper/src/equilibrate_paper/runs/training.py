@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -139,7 +140,7 @@ def summary(out: Path) -> str:
     """
     record = records.read(out / "train.jsonl")
     rates = [record.config["lr"], *(row["lrs"][0] for row in record.rows)]
-    lowered = sum(after < before for before, after in zip(rates, rates[1:], strict=False))
+    lowered = sum(after < before for before, after in pairwise(rates))
     rate = f"lowered {lowered} times, to" if lowered else "not lowered:"
     accuracy = record.rows[-1]["test_accuracy"]
     return (

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equilibrate.observables import inner
 from equilibrate_paper.ensemble._ops.protocol import BatchReader, Updater
-from equilibrate_paper.ensemble.data.examples import IndexedInputs, PackedImages, PreparedInputs
+from equilibrate_paper.ensemble.examples import IndexedInputs, PreparedInputs
 from equilibrate_paper.ensemble.updates import FlatTensors, UpdateRule
 
 
@@ -59,13 +59,11 @@ class PlainOps:
         losses, grad = cross_entropy_and_gradient(outputs, targets)
         return losses, self.bias_gradient(grad, None, out)
 
-    def prepare_images(self, images: Tensor, weight: Tensor, bias: Tensor) -> PreparedInputs:
+    def prepare_images(self, images: Tensor, weight: Tensor) -> PreparedInputs:
         return images
 
     def conv_relu_pool(self, x: Tensor | IndexedInputs, weight: Tensor, bias: Tensor) -> Tensor:
-        if isinstance(x, IndexedInputs):
-            return grouped_conv_relu_pool(x.data, weight, bias, index=x.index)
-        if self.conv_reads_indices:
+        if self.conv_reads_indices or isinstance(x, IndexedInputs):
             return grouped_conv_relu_pool(x, weight, bias)
         return separate_conv_relu_pool(x, weight, bias)
 
@@ -121,17 +119,13 @@ def _cross_entropy_and_softmax(outputs: Tensor, targets: Tensor) -> tuple[Tensor
     return losses.mean((1, 2)), (outputs - partition).exp_()
 
 
-def grouped_conv_relu_pool(
-    x: PreparedInputs, weight: Tensor, bias: Tensor, *, index: Tensor | None = None
-) -> Tensor:
+def grouped_conv_relu_pool(x: Tensor | IndexedInputs, weight: Tensor, bias: Tensor) -> Tensor:
     """Compute convolution, ReLU and pooling of all replicas as one grouped convolution.
 
     Args:
-        x: Images, (R, B, C, H, W), or a data set, (N, C, H, W), of which replica r sees
-            x[index[r]], or all images if there is no index.
+        x: Images, (R, B, C, H, W), or indices into a data set.
         weight: Filters, (R, O, C, F, F).
         bias: Biases, (R, O).
-        index: Indices into the data set, (R, B).
 
     Returns:
         Pooled outputs, (R, B, O, H//2, W//2).
@@ -142,10 +136,8 @@ def grouped_conv_relu_pool(
         tensor([[2., 2., 2., 2.],
                 [0., 0., 0., 0.]])
     """
-    if isinstance(x, PackedImages):
-        x = x.images if index is not None else x.images.expand(len(weight), *x.images.shape)
-    if index is not None:
-        x = x[index]
+    if isinstance(x, IndexedInputs):
+        x = x.gather()
     replicas, batch = x.shape[:2]
     images = x.transpose(0, 1).flatten(1, 2)
     y = F.conv2d(

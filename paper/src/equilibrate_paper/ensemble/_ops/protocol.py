@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equilibrate_paper.ensemble.data.examples import IndexedInputs, PreparedInputs
+from equilibrate_paper.ensemble.examples import IndexedInputs, PreparedInputs
 from equilibrate_paper.ensemble.updates import FlatTensors, UpdateRule
 
 BatchReader = Callable[[Tensor, Tensor], tuple[Tensor | IndexedInputs, Tensor]]
@@ -107,13 +107,12 @@ class Ops(Protocol):
         """
         ...
 
-    def prepare_images(self, images: Tensor, weight: Tensor, bias: Tensor) -> PreparedInputs:
+    def prepare_images(self, images: Tensor, weight: Tensor) -> PreparedInputs:
         """Lay out a data set once for a first layer that is a `conv_relu_pool`.
 
         Args:
             images: The images of the data set, (N, C, H, W).
             weight: The filters of the layer, (R, O, C, F, F).
-            bias: The biases of the layer, (R, O).
 
         Returns:
             The images in the form that `conv_relu_pool` reads fastest.

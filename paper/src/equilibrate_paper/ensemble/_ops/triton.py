@@ -15,19 +15,17 @@ import torch
 from torch import Tensor
 
 from equilibrate.observables import fdr1_coefficient
-from equilibrate_paper.ensemble._ops import conv, plain
+from equilibrate_paper.ensemble._ops import conv
 from equilibrate_paper.ensemble._ops import step_kernels as kernels
 from equilibrate_paper.ensemble._ops.protocol import BatchReader, Updater
-from equilibrate_paper.ensemble.data.examples import IndexedInputs, PreparedInputs
-from equilibrate_paper.ensemble.precision import Precision, conv_precision
+from equilibrate_paper.ensemble.examples import IndexedInputs, PreparedInputs
+from equilibrate_paper.ensemble.precision import CONV_PRECISION, Precision
 from equilibrate_paper.ensemble.updates import SGD, FlatTensors, UpdateRule
 
 _BLOCK = 2048
 """Parameters that one program of the update handles."""
 _ROWS, _COLUMNS = 128, 32
 """Examples and neurons that one program of the other kernels handles at once."""
-_MAX_CLASSES = 4096
-"""Largest number of classes of which one program can hold a whole row."""
 
 
 class TritonOps:
@@ -41,7 +39,7 @@ class TritonOps:
     conv_reads_indices = True
 
     def __init__(self, precision: Precision) -> None:
-        self._conv_precision = conv_precision(precision)
+        self._conv_precision = CONV_PRECISION[precision]
 
     def align(self, parameters: Tensor) -> Tensor:
         # Rows that start at multiples of 64 bytes allow wider loads.
@@ -84,22 +82,13 @@ class TritonOps:
     def linear_cross_entropy(
         self, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, out: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if weight.shape[-1] > _MAX_CLASSES:
-            outputs = self.linear(x, weight, bias, relu=False)
-            losses, grad = plain.cross_entropy_and_gradient(outputs, targets)
-            return losses, self.bias_gradient(grad, None, out)
         return cross_entropy(torch.bmm(x, weight), targets, bias, out)
 
-    def prepare_images(self, images: Tensor, weight: Tensor, bias: Tensor) -> PreparedInputs:
-        if conv.why_unsupported(images, weight, bias) is not None:
-            return images
-        return conv.pack_images(images.detach(), weight.shape[-1], self._conv_precision)
+    def prepare_images(self, images: Tensor, weight: Tensor) -> PreparedInputs:
+        return conv.pack_images(images, weight.shape[-1], self._conv_precision)
 
     def conv_relu_pool(self, x: Tensor | IndexedInputs, weight: Tensor, bias: Tensor) -> Tensor:
-        images, index = (x.data, x.index) if isinstance(x, IndexedInputs) else (x, None)
-        return conv.conv_relu_pool(
-            images, weight, bias, index=index, precision=self._conv_precision
-        )
+        return conv.conv_relu_pool(x, weight, bias, self._conv_precision)
 
     def updater(self, flat: FlatTensors, rule: UpdateRule, weight_decay: float) -> Updater:
         def apply(losses: Tensor, rows: Tensor, counts: Tensor) -> None:
@@ -221,8 +210,8 @@ def update(
     first, second, third = [*vectors, *[None] * (3 - len(vectors))]
     powers = flat.state.get("powers")
     if isinstance(rule, SGD):
-        numbers = (rule.momentum, 1 - rule.dampening, 0.0, 0.0)
-        coefficient = fdr1_coefficient(1.0, rule.momentum, rule.dampening)
+        numbers = (rule.momentum, 1.0, 0.0, 0.0)
+        coefficient = fdr1_coefficient(1.0, rule.momentum, 0.0)
     else:
         numbers = (1 - rule.betas[0], rule.betas[1], 1 - rule.betas[1], rule.epsilon)
         coefficient = 0.5

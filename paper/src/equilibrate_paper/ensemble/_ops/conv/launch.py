@@ -120,16 +120,15 @@ def _product(precision: str) -> str:
     return "ieee" if precision == "fp16" else precision
 
 
-def pack(x: Tensor, index: Tensor | None, width: int, precision: str) -> Tensor:
+def pack(x: Tensor, width: int, precision: str) -> Tensor:
     """Return images in the layout that the products read.
 
     The layout has channels last, is rounded to the precision, and has a border of zeros for filters
-    of `width`. The images are (R, B, C, H, W), or (N, C, H, W) with an index (R, B).
+    of `width`. The images are (R, B, C, H, W).
     """
-    leading = x.shape[:2] if index is None else index.shape
-    shape = packed_shape(tuple(leading), tuple(x.shape[-3:]), width)
+    shape = packed_shape(tuple(x.shape[:2]), tuple(x.shape[-3:]), width)
     packed = x.new_empty(shape, dtype=element_type(precision))
-    _pack(packed, x, index, width, precision)
+    _pack(packed, x, width, precision)
     return packed
 
 
@@ -138,15 +137,14 @@ def pack_data_set(images: Tensor, width: int, precision: str) -> Tensor:
     shape = packed_shape((len(images),), tuple(images.shape[1:]), width)
     packed = images.new_empty(shape, dtype=element_type(precision))
     for some, x in zip(packed.split(PACKED_AT_ONCE), images.split(PACKED_AT_ONCE), strict=True):
-        _pack(some[None], x[None], None, width, precision)
+        _pack(some[None], x[None], width, precision)
     return packed
 
 
-def _pack(packed: Tensor, x: Tensor, index: Tensor | None, width: int, precision: str) -> None:
+def _pack(packed: Tensor, x: Tensor, width: int, precision: str) -> None:
     size = packed[0].numel()
     repack.pack_kernel[(blocks(size, 2 * BLOCK), len(packed))](
-        x, None if index is None else index.contiguous(), packed,
-        x.stride(0) if index is None else 0, x.stride(-4), size,
+        x, packed, x.stride(0), x.stride(-4), size,
         STRIDE_C=x.stride(-3), STRIDE_Y=x.stride(-2), STRIDE_X=x.stride(-1),
         C=x.shape[-3], CP=packed.shape[-1], H=x.shape[-2], W=x.shape[-1], PAD=width // 2,
         ROUND=precision == "tf32", BLOCK=2 * BLOCK,

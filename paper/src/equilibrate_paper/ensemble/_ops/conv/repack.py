@@ -23,15 +23,14 @@ def round_mantissa(v, BITS: tl.constexpr):
 
 @triton.jit
 def pack_kernel(
-    x, index, packed, stride_r, stride_b, size,
+    x, packed, stride_r, stride_b, size,
     STRIDE_C: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     PAD: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copy images to channels-last with a border of zeros: (R, B, H+2·PAD, W+2·PAD, CP).
 
-    With an `index`, image (r, b) is image index[r, b] of x, and stride_r is not used. `size` is the
-    number of entries of a replica.
+    `size` is the number of entries of a replica.
     """
     HP: tl.constexpr = H + 2 * PAD
     WP: tl.constexpr = W + 2 * PAD
@@ -43,11 +42,7 @@ def pack_kernel(
     iy = pixel // WP % HP - PAD
     ix = pixel % WP - PAD
     inside = (t < size) & (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W) & (c < C)
-    if index is None:
-        image = r * stride_r + b * stride_b
-    else:
-        image = tl.load(index + r * (size // (HP * WP * CP)) + b, mask=inside, other=0) * stride_b
-    source = x + image + iy * STRIDE_Y + ix * STRIDE_X + c * STRIDE_C
+    source = x + r * stride_r + b * stride_b + iy * STRIDE_Y + ix * STRIDE_X + c * STRIDE_C
     v = tl.load(source, mask=inside, other=0.0)
     if ROUND:
         v = round_mantissa(v, 13)

@@ -1,16 +1,21 @@
-"""Mini-batches of an epoch, read from a data set on the device."""
+"""Mini-batches of an epoch, and chunks of a whole data set, on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equilibrate_paper.ensemble._ops.protocol import Ops
-from equilibrate_paper.ensemble.data.examples import IndexedInputs, PreparedInputs
-from equilibrate_paper.ensemble.data.sampling import Sampling, draw
+from equilibrate_paper.ensemble.examples import IndexedInputs, PreparedInputs
+from equilibrate_paper.ensemble.sampling import Sampling, draw
+
+_CHUNK_ON_CPU = 1_000
+_CHUNK_ON_GPU = 2_000
+"""Enough to keep it busy. The outputs of all layers of 16 CNNs then take 8 GB."""
 
 
 class BatchOrders:
@@ -116,3 +121,28 @@ class Batches:
             Inputs and targets of each replica, (R, B, …).
         """
         return self._read(self._order, self.counts)
+
+
+def in_chunks(
+    data: PreparedInputs, targets: Tensor, replicas: int, *, as_indices: bool
+) -> Iterator[tuple[Tensor | IndexedInputs, Tensor]]:
+    """Iterate over a data set in chunks, the same for all replicas and without copies.
+
+    Args:
+        data: The prepared inputs, (N, …).
+        targets: The targets, (N,).
+        replicas: Number of replicas, R.
+        as_indices: Return the inputs as indices into `data`.
+
+    Yields:
+        Inputs and targets of a chunk, (R, B, …).
+    """
+    size = _CHUNK_ON_CPU if targets.device.type == "cpu" else _CHUNK_ON_GPU
+    for start, y in zip(range(0, len(targets), size), targets.split(size), strict=True):
+        if as_indices:
+            places = torch.arange(start, start + len(y), device=y.device)
+            x = IndexedInputs(data, places.expand(replicas, -1))
+        else:
+            inputs = cast(Tensor, data)[start : start + size]
+            x = inputs.expand(replicas, *inputs.shape)
+        yield x, y.expand(replicas, *y.shape)
