@@ -14,7 +14,7 @@ from rich.progress import (
 from rich.table import Column
 
 
-def progress_bars(unit: str, console: Console | None = None, *, eta: bool = True) -> Progress:
+def progress_bars(unit: str, console: Console | None = None) -> Progress:
     """Return bars that show a name, how much is done, the remaining time and a status text.
 
     >>> with progress_bars("epochs", Console(quiet=True)) as bars:
@@ -24,15 +24,13 @@ def progress_bars(unit: str, console: Console | None = None, *, eta: bool = True
     Args:
         unit: What is counted, such as "epochs".
         console: The console to draw on, by default the standard output.
-        eta: Whether to estimate the remaining time from the speed so far.
 
     Returns:
         The bars; use them in a `with` block. Each task needs a field `status`.
     """
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()]
     columns.append(TextColumn(unit))
-    if eta:
-        columns.append(TimeRemainingColumn(table_column=Column(min_width=7)))  # never truncated
+    columns.append(TimeRemainingColumn(table_column=Column(min_width=7)))  # never truncated
     rest = Column(ratio=1, no_wrap=True)  # only the status is cut off in a narrow terminal
     columns.append(TextColumn("{task.fields[status]}", table_column=rest))
     return Progress(*columns, console=console, expand=True)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -316,14 +317,14 @@ def test_differences_use_the_common_seeds(tmp_path):
     """Values depend on the seed only, so that every paired difference is zero."""
     accuracy = {"test_accuracy": lambda time, lr, arm, seed: 0.5 + 0.01 * seed}
     write(PAPER["mlp-schedules"], tmp_path, accuracy)
-    write(PAPER["mlp-amsgrad"].part(2, 3), tmp_path, accuracy)
+    write(replace(PAPER["mlp-amsgrad"], seeds=(2, 3)), tmp_path, accuracy)
     columns = {
         "left": lambda time, lr, arm, seed: seed,
         "right": lambda *_: 1.0,
         "landscape": lambda time, lr, arm, seed: seed,
     }
-    write(PAPER["mlp-fp32"].part(304, 315), tmp_path, columns)
-    write(PAPER["mlp-tf32"].part(300, 307), tmp_path, columns)
+    write(replace(PAPER["mlp-fp32"], seeds=tuple(range(304, 316))), tmp_path, columns)
+    write(replace(PAPER["mlp-tf32"], seeds=tuple(range(300, 308))), tmp_path, columns)
     found = verdicts(tmp_path)
     for name in ("adaptive-beats-amsgrad", "precision-residual", "precision-landscape"):
         claim = found[f"{name}-mlp"]

@@ -1,4 +1,4 @@
-"""`equilibrate train` in its own process and in this one."""
+"""`equilibrate-paper train` in its own process and in this one."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import equilibrate
 from equilibrate.runlog import records
 from equilibrate.runlog.files import WriteError
-from equilibrate_paper.cli.app import app, run
-from equilibrate_paper.runs.checkpoints import CheckpointError
+from equilibrate_paper.cli import app, run
+from equilibrate_paper.runs import training
 from equilibrate_paper.runs.errors import Diverged
 
 SHORT = ["--task", "digits-mlp", "--epochs", "6", "--batch-size", "50"]
@@ -21,7 +21,9 @@ COMMAND = [sys.executable, "-W", "error", "-m", "equilibrate_paper", "train"]
 
 
 def rows(folder):
-    return records.read(folder / "train.jsonl").rows
+    """The rows without the time of day."""
+    found = records.read(folder / "train.jsonl").rows
+    return [{name: value for name, value in row.items() if name != "time"} for row in found]
 
 
 def test_train_writes_a_record_and_a_figure(tmp_path, monkeypatch):
@@ -33,7 +35,6 @@ def test_train_writes_a_record_and_a_figure(tmp_path, monkeypatch):
     assert "figure  runs/digits-mlp/train.png" in done.stdout
     assert (tmp_path / "runs/digits-mlp/train.png").stat().st_size > 10_000
     assert [row["epoch"] for row in rows(tmp_path / "runs/digits-mlp")] == [1, 2, 3, 4, 5, 6]
-    assert all(row["reason"] for row in rows(tmp_path / "runs/digits-mlp"))
     monkeypatch.chdir(tmp_path)
     again = CliRunner().invoke(app, ["train", *SHORT])
     assert "already exists: resume it (mode='resume', or --resume" in str(again.exception)
@@ -59,11 +60,10 @@ def test_killed_run_resumes_to_the_same_rows(tmp_path):
 
 
 def test_factor_multiplies_the_learning_rate(tmp_path):
-    options = ["--epochs", "3", "--batch-size", "100", "--lr", "0.2", "--out", str(tmp_path)]
+    options = ["--epochs", "3", "--batch-size", "10", "--lr", "0.2", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["train", *options, "--threshold", "1e9", "--factor", "0.25"])
     assert result.exit_code == 0, result.output
-    assert [row["lr"] for row in rows(tmp_path)] == [0.2, 0.05, 0.0125]  # of each epoch
-    assert [row["next_lr"] for row in rows(tmp_path)] == [0.05, 0.0125, 0.003125]
+    assert [row["lrs"] for row in rows(tmp_path)] == [[0.05], [0.0125], [0.003125]]
     assert "learning rate lowered 3 times, to 0.00313, test accuracy" in result.output
 
 
@@ -85,11 +85,6 @@ def test_finished_run_continues_with_more_epochs(tmp_path):
     assert more.exit_code == 0, more.output
     assert "3 epochs" in more.output
     assert rows(tmp_path / "short") == rows(tmp_path / "long")
-    assert records.read(tmp_path / "short/train.jsonl").config["epochs"] == 3
-    fewer = train("--out", short, "--resume", "--epochs", "2")
-    assert "epochs=2 is less than the 3 epochs that" in str(fewer.exception)
-    other = train("--out", short, "--resume", "--epochs", "4", "--lr", "0.1")
-    assert "other settings (lr: 0.2 in the file, 0.1 now)" in str(other.exception)
 
 
 def test_divergence_ends_the_run_with_an_error(tmp_path):
@@ -104,25 +99,27 @@ def test_divergence_ends_the_run_with_an_error(tmp_path):
 def test_full_disk_is_reported_and_the_run_can_be_resumed(tmp_path, full_disk):
     with full_disk(5_000):
         result = train("--out", str(tmp_path))
-    assert isinstance(result.exception, CheckpointError)
-    assert "checkpoint.pt (File too large): free some space" in str(result.exception)
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", "train.jsonl"}
-    assert train("--out", str(tmp_path), "--resume").exit_code == 0
-    before = (tmp_path / "train.png").read_bytes()
-    with full_disk(5_000):  # nothing is left to do but the figure
-        result = train("--out", str(tmp_path), "--resume")
     assert isinstance(result.exception, WriteError)
-    assert "train.png (File too large)" in str(result.exception)
-    assert (tmp_path / "train.png").read_bytes() == before
+    assert "checkpoint.pt (File too large): free some space" in str(result.exception)
+    assert train("--out", str(tmp_path), "--resume").exit_code == 0
+    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]
 
 
-def test_damaged_record_is_named_with_its_line(tmp_path):
+@pytest.mark.parametrize("mode", ["new", "overwrite"])
+def test_new_run_does_not_use_an_old_checkpoint(tmp_path, mode, monkeypatch):
     train("--out", str(tmp_path))
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"epoch": 1', b'"epoch: 1'))
-    for options in (["--resume"], ["--resume", "--epochs", "3"]):
-        result = train("--out", str(tmp_path), *options)
-        assert f"{path} is damaged in line 2 (" in str(result.exception)
+    expected = rows(tmp_path)
+    if mode == "new":
+        (tmp_path / "train.jsonl").unlink()
+    with monkeypatch.context() as patch:  # interrupted in its first epoch
+        patch.setattr(training, "_run_epoch", interrupt)
+        assert train("--out", str(tmp_path), *["--overwrite"] * (mode != "new")).exit_code == 130
+    assert train("--out", str(tmp_path), "--resume").exit_code == 0
+    assert rows(tmp_path) == expected
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -131,15 +128,13 @@ def test_damaged_record_is_named_with_its_line(tmp_path):
         (["--task", "imagenet"], "task must be one of digits-mlp, digits-cnn, mlp, cnn"),
         (["--lr", "0"], "lr must be positive, got 0.0"),
         (["--lr", "inf"], "lr must be positive, got inf"),
-        (["--weight-decay", "nan"], "weight_decay must be at least 0 and finite, got nan"),
-        (["--weight-decay", "-1"], "weight_decay must be at least 0 and finite, got -1.0"),
+        (["--weight-decay", "-1"], "Invalid weight_decay value: -1.0"),
         (["--data-dir", "missing"], "data_dir='missing' is not a folder: check its name"),
-        (["--momentum", "1.5"], "momentum must lie in [0, 1), got 1.5"),
         (["--epochs", "0"], "epochs must be positive, got 0"),
         (["--threshold", "-1"], "threshold must be a positive number such as 0.01, got -1.0"),
         (["--factor", "1"], "factor must lie between 0 and 1, such as 0.9, got 1.0"),
         (["--resume", "--overwrite"], "--resume and --overwrite cannot be combined"),
-        (["--out", "file/below"], "cannot write to file/below"),
+        (["--out", "file/below"], "cannot write to "),
     ],
 )
 def test_invalid_arguments_are_reported_in_one_line(
@@ -168,12 +163,12 @@ def test_version():
     [
         ("runs.training.train", ["train"], "Interrupted. Run again with --resume to continue."),
         (
-            "runs.reproduce.run_missing",
+            "runs.reproduce.execute",
             ["reproduce", "1a"],
             "Interrupted. Run the same command again to continue.",
         ),
         (
-            "runs.reproduce.run_missing",
+            "runs.reproduce.execute",
             ["reproduce", "1a", "--overwrite"],
             "Interrupted. Run the same command again without --overwrite to continue.",
         ),
@@ -182,9 +177,6 @@ def test_version():
 def test_interrupted_command_says_how_to_continue(
     tmp_path, monkeypatch, function, arguments, message
 ):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(f"equilibrate_paper.{function}", interrupt)
     result = CliRunner().invoke(app, arguments)

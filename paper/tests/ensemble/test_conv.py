@@ -1,6 +1,5 @@
 """Compare the Triton convolution with plain torch: on a GPU, or in Triton's interpreter."""
 
-import warnings
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,14 +13,10 @@ from support.device import DEVICE, ON_GPU
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from equilibrate_paper.ensemble._ops.conv import (
-    conv_relu_pool,
-    launch,
-    pack_images,
-    why_unsupported,
-)
+from equilibrate_paper.ensemble._ops.conv import conv_relu_pool, launch, pack_images
 from equilibrate_paper.ensemble._ops.conv.geometry import Geometry, main_and_tail
 from equilibrate_paper.ensemble._ops.plain import grouped_conv_relu_pool, separate_conv_relu_pool
+from equilibrate_paper.ensemble.examples import IndexedInputs
 
 # (R, B, C, H, W, O, F): every main/tail combination of C and O, filters 1 to 7, images that do not
 # fill a block, an image narrower than its filter.
@@ -65,8 +60,8 @@ def twin(*tensors):
     return value_and_gradients(grouped_conv_relu_pool, *(t.double() for t in tensors))
 
 
-def layer(precision="ieee", index=None):
-    return partial(conv_relu_pool, index=index, precision=precision)
+def layer(precision="ieee"):
+    return partial(conv_relu_pool, precision=precision)
 
 
 def assert_equal(ours, theirs):
@@ -172,21 +167,6 @@ def test_a_nan_stays_a_nan_in_its_replica():
     assert grad_weight[1].isfinite().all()
 
 
-def test_an_index_selects_images_of_a_data_set():
-    x, weight, bias, cotangent = operands(SMALL, integers)
-    images = integers(7, *x.shape[2:])
-    index = torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
-    theirs = twin(images[index], weight, bias, cotangent)
-    assert torch.equal(layer(index=index)(images, weight, bias).double(), theirs[0])
-    assert torch.equal(grouped_conv_relu_pool(images, weight, bias, index=index), theirs[0])
-    _, grad, grad_weight, _ = value_and_gradients(
-        layer(index=index), images, weight, bias, cotangent
-    )
-    summed = torch.zeros_like(images).index_put((index,), theirs[1].float(), accumulate=True)
-    assert torch.equal(grad, summed)
-    assert torch.equal(grad_weight.double(), theirs[2])
-
-
 @pytest.mark.parametrize(("shape", "precision"), [(SMALL, "ieee"), (SHAPES[0], "fp16")], ids=str)
 def test_a_packed_data_set_gives_the_same_results_as_its_images(shape, precision):
     x, weight, bias, cotangent = operands(shape, integers)
@@ -194,19 +174,15 @@ def test_a_packed_data_set_gives_the_same_results_as_its_images(shape, precision
     packed = pack_images(images, width=shape[-1], precision=precision)
     own = torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
     shared = torch.arange(2, 5, device=DEVICE).expand(2, 3)
-    for index, seen in (
-        (own, images[own]),
-        (shared, images[shared]),
-        (None, images.expand(2, *images.shape)),
-    ):
-        some = cotangent if index is not None else integers(2, 7, *cotangent.shape[2:])
-        y, _, *theirs = twin(seen, weight, bias, some)
+    for index in (own, shared):
+        y, _, *theirs = twin(images[index], weight, bias, cotangent)
         leaves = [t.detach().requires_grad_() for t in (weight, bias)]
-        ours = conv_relu_pool(packed, *leaves, index=index, precision=precision)
+        indexed = IndexedInputs(packed, index)
+        ours = conv_relu_pool(indexed, *leaves, precision)
         assert torch.equal(ours.double(), y)
-        for a, b in zip(torch.autograd.grad(ours, leaves, some), theirs, strict=True):
+        for a, b in zip(torch.autograd.grad(ours, leaves, cotangent), theirs, strict=True):
             assert torch.equal(a.double(), b)
-        assert torch.equal(grouped_conv_relu_pool(packed, weight, bias, index=index).double(), y)
+        assert torch.equal(grouped_conv_relu_pool(indexed, weight, bias).double(), y)
 
 
 def test_packing_in_several_launches_gives_the_same_result(monkeypatch):
@@ -239,44 +215,6 @@ def test_strides_do_not_matter():
     assert_equal(value_and_gradients(layer(), shared, swapped, bias, cotangent), theirs)
 
 
-def test_torch_compile_captures_the_layer_in_one_graph():
-    tensors = operands(SMALL, integers)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # dynamo's own deprecations
-        function = torch.compile(layer(), fullgraph=True, backend="aot_eager")
-        assert_equal(value_and_gradients(function, *tensors), twin(*tensors))
-
-
-def test_torch_compile_captures_a_packed_data_set():
-    x, weight, bias, _ = operands(SMALL, integers)
-    images, index = integers(7, *x.shape[2:]), torch.tensor([[3, 0, 3], [6, 1, 2]], device=DEVICE)
-    packed = pack_images(images, 3, "fp16")
-    weight.requires_grad_()
-
-    def loss(index):
-        return conv_relu_pool(packed, weight, bias, index=index, precision="fp16").square().sum()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # dynamo's own deprecations
-        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(index)
-    (ours,) = torch.autograd.grad(compiled, weight)
-    (theirs,) = torch.autograd.grad(loss(index), weight)
-    assert torch.equal(ours, theirs)
-
-
-def test_custom_operators_pass_opcheck():
-    x, weight, bias, _ = operands(SHAPES[5], normal)
-    operators = torch.ops.equilibrate
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for precision in ("ieee", "fp16"):
-        packing = (x.detach(), None, weight.shape[-1], precision)
-        torch.library.opcheck(operators.pack.default, packing, test_utils=checks)
-        leaves = [t.detach().requires_grad_() for t in (weight, bias)]
-        for images in (x.detach().requires_grad_(), None):
-            inputs = (images, operators.pack(*packing), *leaves, None, precision)
-            torch.library.opcheck(operators.conv_relu_pool.default, inputs, test_utils=checks)
-
-
 @given(st.integers(1, 64))
 def test_main_and_tail_cover_with_powers_of_two(count):
     main, tail = main_and_tail(count)
@@ -291,80 +229,10 @@ def test_grouped_and_separate_convolutions_agree(shape):
     assert_equal(separate, value_and_gradients(grouped_conv_relu_pool, *tensors))
 
 
-REASONS = [
-    ({"x": torch.ones(1, 2, 33, 4, 4), "weight": torch.ones(1, 3, 33, 3, 3)}, "channels 33"),
-    ({"weight": torch.ones(1, 33, 1, 3, 3), "bias": torch.ones(1, 33)}, "outputs 33 is above 32"),
-    ({"weight": torch.ones(1, 3, 1, 9, 9)}, "filter 9 is above 7"),
-    ({"x": torch.ones(1, 2, 1, 5, 4)}, "height 5 is odd"),
-    ({"x": torch.ones(1, 2, 1, 4, 5)}, "width 5 is odd"),
-    ({"bias": torch.ones(1, 3, dtype=torch.float64)}, "not float32"),
-]
-
-
-@pytest.mark.parametrize(("changes", "reason"), REASONS, ids=[reason for _, reason in REASONS])
-def test_unsupported_operands_are_computed_in_plain_torch(changes, reason):
-    arguments = {
-        "x": torch.randn(1, 2, 1, 4, 4),
-        "weight": torch.randn(1, 3, 1, 3, 3),
-        "bias": torch.randn(1, 3),
-    } | changes
-    assert reason in str(why_unsupported(**arguments))
-    if arguments["bias"].dtype == torch.float32:
-        assert torch.equal(conv_relu_pool(**arguments), grouped_conv_relu_pool(**arguments))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"precision": "bf16"}, "precision must be one of 'fp16', 'tf32', .* got 'bf16'"),
-        ({"x": torch.ones(2, 1, 4, 4)}, r"x must be \(R, B, C, H, W\)"),
-        ({"index": torch.zeros(1, 2, dtype=torch.int64)}, r"x must be \(N, C, H, W\)"),
-        ({"x": torch.ones(1, 2, 2, 4, 4)}, r"C or \(R, O\) differ"),
-        ({"bias": torch.ones(1, 2)}, r"C or \(R, O\) differ"),
-        ({"x": torch.ones(2, 2, 1, 4, 4)}, "R differs between x and weight"),
-        (
-            {"x": torch.ones(5, 1, 4, 4), "index": torch.zeros(2, 2, dtype=torch.int64)},
-            r"index must be \(R, B\) with R = 1, got \(2, 2\)",
-        ),
-        ({"weight": torch.ones(1, 3, 1, 2, 2)}, "square filter of odd width, got 2×2"),
-        ({"x": (torch.ones(5, 2, 4, 4), 3)}, r"C or \(R, O\) differ"),
-        ({"x": (torch.ones(5, 1, 4, 4), 5)}, "packed for filters of width 5 in tf32"),
-        (
-            {"x": (torch.ones(5, 1, 4, 4), 3, "fp16")},
-            "width 3 in fp16, but these are 3 wide in tf32: pack them again",
-        ),
-    ],
-)
-def test_invalid_operands_raise(changes, message):
-    """Images to be packed are given as the arguments of `pack_images`."""
-    arguments = {
-        "x": torch.ones(1, 2, 1, 4, 4),
-        "weight": torch.ones(1, 3, 1, 3, 3),
-        "bias": torch.ones(1, 3),
-        **changes,
-    }
-    if isinstance(arguments["x"], tuple):
-        images, *options = arguments["x"]
-        arguments["x"] = pack_images(images.to(DEVICE), *options)
-    with pytest.raises(ValueError, match=message):
-        conv_relu_pool(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((torch.ones(2, 4, 4), 3), r"images must be \(N, C, H, W\), got \(2, 4, 4\)"),
-        ((torch.ones(2, 1, 4, 4).requires_grad_(), 3), "images must not require a gradient"),
-        ((torch.ones(2, 1, 4, 4), 4), "width must be odd, got 4"),
-        ((torch.ones(2, 1, 4, 4), 3, "bf16"), "precision must be one of"),
-        ((torch.ones(2, 1, 5, 4), 3), "cannot be packed, since height 5 is odd: pass them"),
-        ((torch.ones(2, 1, 4, 4), 9), "cannot be packed, since filter 9 is above 7"),
-        ((torch.ones(2, 1, 4, 4).double(), 3), "since images are torch.float64, not float32"),
-    ],
-)
-def test_packing_unsupported_images_raises(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        pack_images(*arguments)
+def test_layers_above_the_limits_raise():
+    x, weight, bias, _ = operands((1, 2, 1, 4, 4, 33, 3), normal)
+    with pytest.raises(ValueError, match="outputs 33 is above 32: use PlainOps"):
+        layer()(x, weight, bias)
 
 
 PAPER_LAYERS = [(100, 3, 32, 32, 16, 5), (100, 16, 16, 16, 20, 5), (100, 20, 8, 8, 20, 5)]
@@ -378,7 +246,6 @@ PAPER_LAYERS = [(100, 3, 32, 32, 16, 5), (100, 16, 16, 16, 20, 5), (100, 20, 8, 
 @pytest.mark.parametrize("shape", PAPER_LAYERS, ids=str)
 def test_the_papers_layers_are_exact(shape, precision, replicas):
     tensors = operands((replicas, *shape), integers)
-    assert why_unsupported(*tensors[:3]) is None
     ours = value_and_gradients(layer(precision), *tensors)
     assert_equal(ours, twin(*tensors))
     assert_equal(value_and_gradients(layer(precision), *tensors), ours)
@@ -394,7 +261,7 @@ def test_a_large_packed_data_set_is_exact(precision):
     index = torch.randint(5000, x.shape[:2], device=DEVICE)
     y, _, *theirs = twin(images[index], weight, bias, cotangent)
     leaves = [t.detach().requires_grad_() for t in (weight, bias)]
-    ours = conv_relu_pool(packed, *leaves, index=index, precision=precision)
+    ours = conv_relu_pool(IndexedInputs(packed, index), *leaves, precision)
     assert torch.equal(ours.double(), y)
     for a, b in zip(torch.autograd.grad(ours, leaves, cotangent), theirs, strict=True):
         assert torch.equal(a.double(), b)

@@ -14,8 +14,8 @@ from paper_support.replicas import (
 )
 
 FORMS = [
-    {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01},
-    {"algorithm": "amsgrad", "lr": 0.001},
+    {"momentum": 0.9, "weight_decay": 0.01},
+    {"algorithm": "amsgrad", "lr": [0.001] * 3},
     {"sampling": "independent"},
 ]
 
@@ -50,19 +50,6 @@ def test_a_restored_run_continues_bit_for_bit(form):
     assert_equal_states(resumed.state_dict(), whole.state_dict())
 
 
-def test_constants_are_restored():
-    def start(seeds):
-        models = [perceptron(s) for s in seeds]
-        for model in models:
-            model[1].weight.requires_grad_(False)
-        return ensemble_of(models)
-
-    saved, resumed = start(SEEDS), start((7, 8, 9))
-    resumed.load_state_dict(saved.state_dict())
-    for r in range(3):
-        assert_same_parameters(resumed.module(r), saved.module(r), atol=0)
-
-
 def assert_equal_states(one, other):
     if isinstance(one, dict):
         assert one.keys() == other.keys()
@@ -75,24 +62,6 @@ def assert_equal_states(one, other):
         assert torch.equal(one, other)
     else:
         assert one == other
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"seeds": (3, 1, 5)}, "seeds"),
-        ({"batch_size": 25}, "batch_size"),
-        ({"sampling": "independent"}, "sampling"),
-        ({"momentum": 0.5}, "momentum"),
-        ({"weight_decay": 0.5}, "weight_decay"),
-        ({"algorithm": "adam"}, "algorithm"),
-    ],
-)
-def test_the_state_of_an_ensemble_with_other_settings_raises(change, name):
-    with pytest.raises(
-        ValueError, match=f"belongs to an ensemble with {name}=.* this one has {name}="
-    ):
-        ensemble_of(**change).load_state_dict(ensemble_of().state_dict())
 
 
 def test_modules_are_copies_and_parameters_are_views():
@@ -109,7 +78,7 @@ def test_modules_are_copies_and_parameters_are_views():
 def test_learning_rates_and_velocity_can_be_set():
     ensemble = ensemble_of(momentum=0.9)
     ensemble.run_epoch()
-    ensemble.lr = 0.5
+    ensemble.lr = [0.5] * 3
     ensemble.lr[0] = 0.7  # a copy, so nothing changes
     assert [reading.lr for reading in ensemble.readings()] == list(LRS)  # of the last step
     assert ensemble.lr == [0.5] * 3
@@ -129,10 +98,3 @@ def test_the_global_random_state_is_not_changed():
     np.random.seed(5)  # noqa: NPY002
     assert torch.equal(drawn[0], torch.rand(2))
     assert (drawn[1] == np.random.rand(2)).all()  # noqa: NPY002
-
-
-def test_epoch_has_a_short_representation():
-    epoch = ensemble_of().run_epoch()
-    assert epoch.lr == LRS
-    assert epoch.mean_loss == pytest.approx(epoch.loss.mean(0).tolist())
-    assert repr(epoch).startswith("Epoch(epoch=1, step=25, mean_loss=[")

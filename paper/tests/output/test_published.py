@@ -12,9 +12,6 @@ from equilibrate_paper.analysis import findings, judged, measures, results, shuf
 from equilibrate_paper.analysis.seeds import mean_over_seeds, ratio_over_seeds
 from equilibrate_paper.output import tables
 from equilibrate_paper.protocol.panels import PANELS
-from equilibrate_paper.protocol.profiles import PROFILES
-from equilibrate_paper.runs import timings
-from equilibrate_paper.runs.eta import RemainingTime
 
 ROOT = Path(__file__).parents[3]
 PAPER = ROOT / "paper" / "results"
@@ -39,7 +36,7 @@ def test_claims_agree_with_the_records(recorded, published):
 
 
 def test_tables_agree_with_the_records(recorded, published):
-    numbers = tables.numbers(recorded, timings.load(PAPER).values())
+    numbers = tables.numbers(recorded)
     listed = [tables.claim_table(group) for group in verdicts.grouped(published)]
     text = to_markdown([tables.summary(published), *listed, *numbers])
     assert (PAPER / "tables.md").read_text() == text, REDRAW
@@ -140,22 +137,6 @@ def test_the_results_quote_the_comparison_of_the_cnn_at_equal_length(recorded):
     quotes.append(f"by {min(lower):.3f} to {max(lower):.3f}")
     page = " ".join((ROOT / "docs" / "results.md").read_text().split())
     assert [quote for quote in quotes if quote not in page] == []
-
-
-def test_the_results_quote_run_times_that_follow_from_the_recorded_ones():
-    runs = PROFILES["paper"].runs
-    finished = []
-    for name, timing in timings.load(PAPER).items():
-        whole, _, seeds = name.partition(".")
-        run = runs[whole].part(*map(int, seeds.split("-"))) if seeds else runs[whole]
-        finished.append((run, timing))
-    expected = RemainingTime([*runs.values()], finished=finished)
-    minutes = {name: (expected.seconds(name) or 0) / 60 for name in (None, "cnn-independent")}
-    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
-    assert f"about {minutes[None]:.0f} minutes" in page
-    assert f"about {minutes['cnn-independent']:.0f} minutes for `cnn-independent`" in page
-    for name in ("mlp-independent", "mlp-reshuffled"):
-        assert f"each would take {expected.seconds(name):.0f} s" in page
 
 
 def test_every_panel_with_records_is_published_and_shown(recorded):

@@ -13,7 +13,6 @@ from equilibrate_paper.analysis.seeds import mean_over_seeds
 from equilibrate_paper.analysis.verdicts import grouped, judge
 from equilibrate_paper.output import tables
 from equilibrate_paper.protocol.profiles import PROFILES, profile
-from equilibrate_paper.runs.timings import Timing
 
 PAPER = PROFILES["paper"].runs
 LENGTHS = dict(PAPER["mlp-sequence"].arms["sequence"].phases)
@@ -37,17 +36,16 @@ PERFORMANCE = {
     "test_accuracy": performance,
     "train_accuracy": lambda *values: performance(*values) + 0.05,
 }
-TIMING = Timing("mlp-initial", 4, 150, 600, 21.0, "NVIDIA H200", "2.11.0", "fp32", 4 * "0123456789")
 
 
-def made(folder, *names, timings=(), **options):
+def made(folder, *names, **options):
     for name in names:
         run = profile("paper", **options).runs[name]
         lower = 0.8 if run.sampling == "shuffled" else 1.0
         columns = landscape(lower) if run.measures == "landscape" else PERFORMANCE
         write(run, folder, columns, rows=400 if "grid" in name else 12)
     recorded = results.load(folder / "records") if names else {}
-    return {table.heading: table for table in tables.numbers(recorded, timings)}
+    return {table.heading: table for table in tables.numbers(recorded)}
 
 
 def test_without_records_there_are_no_tables(tmp_path):
@@ -151,33 +149,6 @@ def test_precisions_are_compared_with_single(tmp_path):
     assert f"all {findings.COMPARISONS} together" in next(iter(found))
 
 
-def test_speed_of_each_run_and_the_time_of_all(tmp_path):
-    """90000 steps of 4 replicas in 21 s."""
-    second = replace(TIMING, run="cnn-sequence.108-115", seconds=6.0, commit=None)
-    first = replace(TIMING, run="cnn-sequence.100-107", seconds=4.0)
-    grid = replace(TIMING, run="cnn-grid", seconds=60.0, precision="fp16")
-    table = made(tmp_path, timings=[grid, second, TIMING, first])[
-        "Speed, all measurements included"
-    ]
-    assert table.rows[0] == (
-        "mlp-initial",
-        "4",
-        "150",
-        "single",
-        "21.0 s",
-        "4286",
-        "58.3",
-        "NVIDIA H200, torch 2.11.0",
-        "0123456",
-    )
-    assert len(table.columns) == len(table.rows[0])
-    assert (table.rows[1][0], table.rows[1][3]) == ("cnn-grid", "half")
-    assert [row[0] for row in table.rows[2:4]] == [first.run, second.run]
-    assert table.rows[3][-1] == "–"
-    totals = [("runs of the paper", "31.0 s"), ("all runs listed", "1 min 31 s")]
-    assert [(row[0], row[4]) for row in table.rows[4:]] == totals
-
-
 def test_headings_state_what_is_missing(tmp_path):
     names = list(made(tmp_path, "mlp-sequence", "mlp-schedules", epochs_scale=0.1, seeds=2))
     assert all("incomplete – mlp-" in name and "2 of 4 seeds" in name for name in names)
@@ -208,7 +179,7 @@ def test_a_record_without_rows_gives_no_tables(tmp_path, name):
 
 def test_precisions_are_compared_by_common_seeds(tmp_path):
     write(PAPER["cnn-fp32"], tmp_path, landscape())
-    write(PAPER["cnn-tf32"].part(304, 307), tmp_path, landscape())
+    write(replace(PAPER["cnn-tf32"], seeds=(304, 305, 306, 307)), tmp_path, landscape())
     (table,) = [
         table
         for table in tables.numbers(results.load(tmp_path / "records"))

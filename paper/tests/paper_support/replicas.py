@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from equilibrate_paper.ensemble import Ensemble
+from equilibrate_paper.ensemble import Ensemble, Method
 from equilibrate_paper.ensemble.sampling import draw
 
 EXAMPLES, BATCH, STEPS = 125, 5, 25
 SEEDS = (3, 1, 4)
-ONE_HOT = torch.eye(3)
 LRS = (0.1, 0.03, 0.2)
 
 
@@ -24,14 +23,30 @@ def data(*shape, examples=EXAMPLES, classes=3):
 def perceptron(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 3)
+        nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3)
     )
 
 
-def ensemble_of(models=None, loss=F.cross_entropy, *, shape=(2, 3), lr=LRS, seeds=SEEDS, **options):
+def convolutional(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 5, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(5, 3),
+    )
+
+
+def ensemble_of(
+    models=None, *, shape=(2, 3), lr=LRS, seeds=SEEDS, device="cpu", ops=None, **method
+):
     models = [perceptron(s) for s in seeds] if models is None else models
-    options = {"batch_size": BATCH, **options}
-    return Ensemble(models, loss, data(*shape), seeds=seeds, lr=lr, **options)
+    method = Method(**{"batch_size": BATCH, **method})
+    return Ensemble(models, data(*shape), seeds=seeds, lr=lr, method=method, device=device, ops=ops)
 
 
 def batches(seed, epochs, sampling="shuffled"):

@@ -35,5 +35,6 @@ ADAPTIVE = Run(
 def execute_all(folder: Path) -> None:
     """Execute the three runs, with a checkpoint after each epoch."""
     digits = datasets.load("digits")
+    execution.CHECKPOINT_SECONDS = 0
     for run in (INITIAL, SEQUENCE, ADAPTIVE):
-        execution.execute(run, folder, digits, profile="test", checkpoint_seconds=0)
+        execution.execute(run, folder, digits, profile="test")

@@ -41,7 +41,7 @@ class Network:
         >>> gradients = {name: torch.empty_like(p) for name, p in parameters.items()}
         >>> network = Network(model, parameters, gradients, ops=PlainOps())
         >>> network.differentiate(torch.ones(3, 5, 2), torch.ones(3, 5, dtype=torch.int64)).exp()
-        tensor([4.0000, 4.0000, 4.0000])
+        tensor([4., 4., 4.])
         >>> gradients["1.bias"][0]
         tensor([ 0.2500, -0.7500,  0.2500,  0.2500])
     """
@@ -158,7 +158,7 @@ class _Convolution:
             return x, self._ops.conv_relu_pool(x, *self._leaves)
 
     def backward(self, x: Tensor | IndexedInputs, y: Tensor, grad: Tensor) -> Tensor | None:
-        """Return the gradient of the inputs, unless this is the first layer, and write the others."""
+        """Return the gradient of the inputs, if a layer needs it, and write the others."""
         inputs = [x] if isinstance(x, Tensor) and not self._first else []
         found = torch.autograd.grad(y, [*self._leaves, *inputs], grad)
         for gradient, value in zip(self._gradients, found, strict=False):
@@ -193,7 +193,7 @@ class _Linear:
         return self._ops.linear(x, self._transposed, self._bias, relu=self._relu)
 
     def backward(self, x: Tensor, y: Tensor, grad: Tensor) -> Tensor | None:
-        """Return ∂x = ∂y W, after writing ∂W = (∂y)ᵀ x and ∂b = Σ ∂y; ∂y is 0 where the ReLU was."""
+        """Return ∂x = ∂y W, and write ∂W = (∂y)ᵀ x and ∂b = Σ ∂y; ∂y is 0 where the ReLU was."""
         return self._products(x, self._ops.bias_gradient(grad, y, self._bias_gradient))
 
     def differentiate_cross_entropy(

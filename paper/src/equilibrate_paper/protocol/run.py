@@ -33,10 +33,6 @@ class Task:
     """Coefficient λ of the L2 term."""
 
 
-# Fields added after the first records were published.
-_ADDED_LATER = ("sampling", "gradient_every", "precision", "record_every")
-
-
 @dataclass(frozen=True)
 class Run:
     """An ensemble: every arm with every seed, all trained at the same time.
@@ -180,19 +176,11 @@ class Run:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Return the run as plain dicts and lists, for the header of a record.
-
-        Fields that were added later are omitted if they have their default value, so that the
-        headers of older records still equal those of the same run.
-        """
-        config = {
-            name: getattr(self, name)
-            for name, field in self.__dataclass_fields__.items()
-            if name not in _ADDED_LATER or getattr(self, name) != field.default
-        }
+        """Return the run as plain dicts and lists, for the header of a record."""
+        config = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return config | {
             "task": asdict(self.task),
-            "arms": {name: schedules.to_config(schedule) for name, schedule in self.arms.items()},
+            "arms": {name: asdict(schedule) for name, schedule in self.arms.items()},
         }
 
     @classmethod

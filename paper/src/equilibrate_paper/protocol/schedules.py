@@ -98,38 +98,12 @@ class Adaptive:
 Schedule = PiecewiseConstant | Adaptive
 
 
-# The headers of the published records use the names `treads`, `tolerance` and `decrease`. These
-# names are fixed, because a run is resumed only if its header equals that of its record. The next
-# two functions are the only place that knows them.
-
-
-def to_config(schedule: Schedule) -> dict[str, Any]:
-    """Return a schedule as it is stored in the header of a record.
-
-    Args:
-        schedule: The schedule to store.
-    """
-    if isinstance(schedule, PiecewiseConstant):
-        return {"treads": schedule.phases}
-    return {
-        "lr": schedule.lr,
-        "epochs": schedule.epochs,
-        "tolerance": schedule.threshold,
-        "decrease": schedule.decrease,
-    }
-
-
 def from_config(fields: Mapping[str, Any]) -> Schedule:
     """Return the schedule stored in the header of a record.
 
     Args:
-        fields: The result of `to_config`, possibly read from JSON.
+        fields: The fields of the schedule, possibly read from JSON.
     """
-    if "treads" in fields:
-        return PiecewiseConstant(tuple((lr, epochs) for lr, epochs in fields["treads"]))
-    return Adaptive(
-        lr=fields["lr"],
-        epochs=fields["epochs"],
-        threshold=fields["tolerance"],
-        factor=1 - fields["decrease"],
-    )
+    if "phases" in fields:
+        return PiecewiseConstant(tuple((lr, epochs) for lr, epochs in fields["phases"]))
+    return Adaptive(**fields)
