@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from equilibrate_paper.progress import DownloadBar, progress_bars
+from equilibrate_paper.progress import progress_bars
 
 
 def test_bar_shows_count_unit_and_status():
@@ -27,18 +27,3 @@ def test_a_long_status_does_not_hide_the_count():
     assert shown.startswith("digits-mlp")
     assert "25/100 epochs" in shown
     assert "loss 0.079" in shown
-
-
-def test_download_bar_counts_bytes(capfd):
-    with DownloadBar("file.gz") as bar:
-        assert bar.total is None
-        bar.total = 2000
-        bar.update(500)
-        bar.reset()
-        bar.update(1000)
-        bar.close()
-        assert bar.total == 2000
-    output = capfd.readouterr()
-    assert "file.gz" in output.err
-    assert "1.0/2.0 kB" in output.err
-    assert output.out == ""

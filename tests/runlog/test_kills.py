@@ -3,6 +3,7 @@
 A few kills by default. `make kills` sets EQUILIBRATE_KILLS to 100.
 """
 
+import json
 import os
 import random
 
@@ -14,10 +15,11 @@ EPOCHS = 45 + 3 * KILLS
 
 
 def rows(folder):
-    """The complete rows as bytes, without header and end, which contain the time."""
+    """The complete rows without the time, header and end."""
     record = folder / "train.jsonl"
     lines = record.read_bytes().split(b"\n")[:-1] if record.exists() else []
-    return [line for line in lines if line.startswith(b'{"epoch"')]
+    parsed = [json.loads(line) for line in lines]
+    return [row for row in parsed if "step" in row and row.pop("time")]
 
 
 @pytest.fixture(scope="module")
@@ -51,5 +53,4 @@ def test_nothing_is_lost_at_any_kill(tmp_path, undisturbed):
     folder = tmp_path / f"run {finished}"
     recording.record_run(folder, EPOCHS)
     assert rows(folder) == undisturbed
-    names = {path.name for path in folder.iterdir()}
-    assert names == {".lock", "train.jsonl", "checkpoint.pt", "checkpoint.pt.previous"}
+    assert {"train.jsonl", "checkpoint.pt"} <= {path.name for path in folder.iterdir()}

@@ -226,7 +226,8 @@ def test_full_gradient_and_evaluation_equal_one_large_batch(build, shape, chunk,
         torch.testing.assert_close(
             gradient[r], torch.cat([g.reshape(-1) for g in expected]), rtol=1e-4, atol=1e-6
         )
-        assert float(ensemble.norm_square()[r]) == pytest.approx(float((flat @ flat).detach()), rel=1e-5)
+        norm = float((flat @ flat).detach())
+        assert float(ensemble.norm_square()[r]) == pytest.approx(norm, rel=1e-5)
     squares = gradient.double().square().sum(1)
     assert ensemble.full_gradient_square() == pytest.approx(squares.tolist(), rel=1e-5)
 

@@ -75,7 +75,7 @@ def load(
         name: The data set.
         data_dir: The folder to search first and to download to. It must exist.
         download: Whether to download files that are not found.
-        progress: Whether to draw a progress bar of the download on the standard error.
+        progress: Whether to say on the standard error what is downloaded.
 
     Returns:
         The preprocessed data set.

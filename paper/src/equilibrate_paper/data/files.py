@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import logging
 import os
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ def read(
         name: The data set.
         data_dir: The folder to search first and to download to.
         download: Whether to download the data if no folder has them.
-        progress: Whether to draw a progress bar of the download on the standard error.
+        progress: Whether to say on the standard error what is downloaded.
 
     Returns:
         The official images and labels.
@@ -211,36 +210,22 @@ def _retrieve(mirrors: Sequence[str], target: Path, sha256: str, progress: bool)
     import pooch
     import requests
 
-    from equilibrate_paper.progress import DownloadBar
-
+    pooch.get_logger().setLevel("WARNING")
     failures: list[str] = []
     for mirror in mirrors:
+        if progress:
+            print(f"downloading {mirror}/{target.name} …", file=sys.stderr)
         try:
-            with (
-                _quiet(pooch.get_logger()),
-                DownloadBar(target.name) if progress else nullcontext() as bar,
-            ):
-                pooch.retrieve(
-                    url=f"{mirror}/{target.name}",
-                    known_hash=f"sha256:{sha256}",
-                    fname=target.name,
-                    path=target.parent,
-                    processor=pooch.Untar(extract_dir=".") if ".tar" in target.name else None,
-                    downloader=cast(Any, pooch.HTTPDownloader(cast(Any, bar), chunk_size=2**16)),
-                )
+            pooch.retrieve(
+                url=f"{mirror}/{target.name}",
+                known_hash=f"sha256:{sha256}",
+                fname=target.name,
+                path=target.parent,
+                processor=pooch.Untar(extract_dir=".") if ".tar" in target.name else None,
+            )
             return
         except requests.ConnectionError:
             failures.append(f"no connection to {mirror}")
         except (OSError, ValueError) as error:  # ValueError: wrong checksum
             failures.append(f"{mirror}: {error}")
     raise OSError("; ".join(failures))
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    level = logger.level
-    logger.setLevel(logging.WARNING)  # its messages would break the progress bar
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
