@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equilibrate import Monitor
-from equilibrate_paper.ensemble import Ensemble
+from equilibrate_paper.ensemble import Ensemble, Method
 from equilibrate_paper.protocol.models import ARCHITECTURES, build
 
 EXAMPLES = {"mlp": 60_000, "cnn": 50_000}
@@ -72,15 +72,11 @@ def ensemble(model: str, replicas: int, precision: Any) -> dict[str, float]:
     images, labels = data(model)
     several = Ensemble(
         [build(model, seed) for seed in range(replicas)],
-        F.cross_entropy,
         (images, labels),
         seeds=range(replicas),
-        lr=0.01,
-        batch_size=BATCH,
-        momentum=MOMENTUM[model],
-        weight_decay=0.01,
+        lr=[0.01] * replicas,
+        method=Method(BATCH, "sgd", MOMENTUM[model], 0.01, precision=precision),
         device="cuda",
-        precision=precision,
     )
     each = 1e6 / several.steps_per_epoch / replicas
     first, again = (seconds(several.run_epoch, repeats=3) * each for _ in range(2))
@@ -88,7 +84,7 @@ def ensemble(model: str, replicas: int, precision: Any) -> dict[str, float]:
         "replica_step": first,
         "again": again,
         "full_gradient_seconds": seconds(several.full_gradient_square),
-        "evaluate_seconds": seconds(lambda: several.evaluate(images, labels)),
+        "evaluate_seconds": seconds(several.evaluate),
     }
 
 

@@ -71,5 +71,5 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
         return None
     try:
         return torch.load(path, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise RunError(f"{path} is damaged ({error}): overwrite the run") from error
