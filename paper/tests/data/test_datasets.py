@@ -61,15 +61,6 @@ def test_cifar10_pixels_lie_between_minus_one_and_one(monkeypatch, tmp_path):
     assert (cifar.classes[6], len(cifar.classes)) == ("frog", 10)
 
 
-@pytest.mark.parametrize("name", WRITE)
-def test_inputs_are_float_and_targets_are_the_labels(monkeypatch, tmp_path, name):
-    pixels = WRITE[name](monkeypatch, tmp_path)
-    dataset = load(name, tmp_path)
-    for (inputs, targets), labels in ((dataset.train, pixels[1]), (dataset.test, pixels[3])):
-        assert targets.tolist() == labels.tolist()
-        assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
-
-
 def test_fingerprint_depends_on_every_array_and_its_shape(monkeypatch, tmp_path):
     pixels = write_mnist(monkeypatch, tmp_path)
     fingerprints = {datasets._fingerprint(pixels)}
@@ -255,27 +246,6 @@ def test_error_names_every_mirror(monkeypatch, server, tmp_path):
     server.files.clear()
     with pytest.raises(DataError, match=r"/first: 404 .*; .*/second: 404 "):
         load("mnist")
-
-
-def test_error_without_network_is_short(monkeypatch, server, tmp_path):
-    serve(monkeypatch, server, "mnist", tmp_path / "remote")
-    server.server_close()
-    with pytest.raises(DataError, match=rf"downloaded \(no connection to {server.url}/mirror\)"):
-        load("mnist")
-
-
-def test_two_downloads_at_the_same_time_succeed(monkeypatch, folders, server, tmp_path):
-    fingerprint = serve(monkeypatch, server, "cifar10", tmp_path / "remote")
-    retrieve = files._retrieve
-
-    def overtaken(*arguments):
-        retrieve(*arguments)
-        (tmp_path / "remote/cifar-10-batches-bin").rename(
-            folders["argument"] / "cifar-10-batches-bin"
-        )
-
-    monkeypatch.setattr(files, "_retrieve", overtaken)
-    assert load("cifar10", folders["argument"]).fingerprint == fingerprint
 
 
 def test_folder_that_cannot_be_written_is_named(folders):

@@ -159,13 +159,6 @@ def test_an_inset_hides_no_point(tmp_path, heights, insets):
             assert not box.transformed(main.transAxes.inverted()).contains(x, y)
 
 
-def test_a_landscape_below_zero_is_shown(tmp_path):
-    columns = COLUMNS["landscape"] | {"landscape": lambda time, lr, arm, seed: lr - 0.002}
-    write(profile("paper").runs["cnn-sequence"], tmp_path, columns)
-    main = figures.draw("3b", results.load(tmp_path / "records")).axes[0]
-    assert main.get_ylim()[0] < -0.0019
-
-
 def test_a_grid_shows_its_numbers_and_frames_the_settings_of_the_paper(whole, tmp_path):
     def accuracy(time, lr, arm, seed):
         x, y = (float(part.split("=")[1]) for part in arm.split(", "))
@@ -182,21 +175,6 @@ def test_a_grid_shows_its_numbers_and_frames_the_settings_of_the_paper(whole, tm
     # A step of 5 points leaves the mean of five epochs after the fifth.
     assert [cells[column, 0] for column in range(4)] == ["10", "15", "35", "55"]
     assert [patch.get_xy() for patch in final.patches] == [(0.54, 0.54), (1.54, 2.54)]
-
-
-def test_a_grid_without_arrival_shows_never(tmp_path):
-    leaving = {"test_accuracy": lambda time, lr, arm, seed: time / 400}
-    write(profile("paper").runs["mlp-grid"], tmp_path, leaving, rows=400)
-    _, epochs = figures.draw("B1a", results.load(tmp_path / "records")).axes
-    assert {text.get_text() for text in epochs.texts} == {"never"}
-
-
-def test_precisions_have_a_mean_for_each(whole):
-    residual, landscape = figures.draw("B2b", whole).axes
-    assert len(residual.containers) == len(landscape.containers) == 3
-    means = [points(container)[0][0] for container in landscape.containers]
-    assert means == pytest.approx([0.02 * 1.15] * 3)
-    assert all(f" {name} " in texts(landscape.figure) for name in ("single", "TF32", "half"))
 
 
 def test_relaxation_times_are_fitted_with_a_power_law(tmp_path):
@@ -224,42 +202,11 @@ def test_relaxation_times_are_fitted_with_a_power_law(tmp_path):
         assert np.log(y[1] / y[0]) / np.log(x[1] / x[0]) == pytest.approx(-1, abs=0.05)
 
 
-def test_panels_of_schedules_show_their_seed(whole):
-    for letter, seed in zip("abcd", range(4), strict=True):
-        rate, loss, accuracy = figures.draw(f"S2{letter}", whole).axes
-        assert loss.lines[0].get_label() == "preset"
-        assert len(rate.lines) == len(loss.lines) == 3
-        assert len(accuracy.lines) == 6
-        assert np.asarray(accuracy.lines[0].get_ydata()) == pytest.approx(
-            np.full(48, 0.9 + 0.01 * seed)
-        )
-        assert accuracy.lines[1].get_linestyle() != accuracy.lines[0].get_linestyle()
-
-
 def test_incomplete_runs_state_their_epochs_and_seeds(tmp_path):
     short = recorded(tmp_path, epochs_scale=0.1, seeds=2)
     assert "mlp-sequence: 350 of 3500 epochs, 2 of 4 seeds" in texts(figures.draw("3a", short))
     stopped = recorded(tmp_path, upto=25)
     assert "mlp-initial: 25 of 100 epochs" in texts(figures.draw("1a", stopped))
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    return recorded(tmp_path_factory.mktemp("begun"), upto=45)
-
-
-@pytest.mark.parametrize("panel", PANELS)
-def test_a_run_that_has_just_begun_is_drawn_as_incomplete(panel, begun):
-    shown = texts(figures.draw(panel, begun))
-    runs = [begun[name] for name in PANELS[panel].runs]
-    missing = [f"{r.run.name}: {r.epochs_done} of {r.run.epochs} epochs" for r in runs]
-    assert all(
-        (text in shown) == (not run.complete) for text, run in zip(missing, runs, strict=True)
-    )
-    assert ("incomplete" in shown) == any(not run.complete for run in runs)
-    # With independent batches the CNN's phases are shorter, so that panel 3b has a point.
-    unfinished = panel in ("3a", "B3a", "B3b", "B4a", "B4b")
-    assert ("no learning rate is finished" in shown) == unfinished
 
 
 def test_an_unknown_panel_raises(whole):

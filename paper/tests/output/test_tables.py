@@ -4,11 +4,10 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from paper_support.synthetic import write
 
 from equilibrate.report.numbers import format_estimate, format_number
-from equilibrate_paper.analysis import findings, measures, results
+from equilibrate_paper.analysis import findings, results
 from equilibrate_paper.analysis.seeds import mean_over_seeds
 from equilibrate_paper.analysis.verdicts import grouped, judge
 from equilibrate_paper.output import tables
@@ -81,15 +80,6 @@ def test_landscapes_of_both_kinds_of_batches_share_a_table(tmp_path):
     assert len(table.columns) == 6
 
 
-def test_with_momentum_the_offset_is_predicted(tmp_path):
-    table = made(tmp_path, "cnn-sequence", "cnn-unbiased")["O_FB, CNN on CIFAR-10"]
-    trace = 2 * 0.1 * 1.0  # R̄ = η in these records
-    predicted = -0.9 * measures.reshuffled_product(0.9, 600) * trace
-    assert {row[-1] for row in table.rows} == {f"{predicted:.2g}".replace("-", "−")}
-    alone = made(tmp_path / "alone", "cnn-sequence")["O_FB, CNN on CIFAR-10"]
-    assert alone.columns == ["η", "O_FB, reshuffled", "O_FB/η, reshuffled"]
-
-
 def test_equilibration_by_learning_rate(tmp_path):
     (name,) = [name for name in made(tmp_path, "mlp-sequence") if name.startswith("Equil")]
     assert name.startswith("Equilibration, MLP on MNIST, time ∝ η^(")
@@ -99,46 +89,6 @@ def test_equilibration_by_learning_rate(tmp_path):
         f"{epochs:.3g} ({epochs:.3g} to {epochs:.3g})"
         for epochs in (41.67, 41.67, 41.67, 83.33, 83.33)
     ]
-
-
-def test_residuals_with_independent_batches_have_their_own_column(tmp_path):
-    found = made(tmp_path, "mlp-sequence", "mlp-unbiased")
-    (table,) = [table for name, table in found.items() if name.startswith("Equil")]
-    last = 1e-4 / 300  # difference after 300 epochs, in all seeds
-    assert [row[5] for row in table.rows] == [
-        format_number(last / lr) for lr in (0.05, 0.02, 0.01, 0.005, 0.003)
-    ]
-
-
-def test_losses_with_both_kinds_of_batches_are_shown(tmp_path):
-    found = made(tmp_path, "mlp-sequence", "mlp-unbiased")
-    (table,) = [table for name, table in found.items() if name.startswith("Equil")]
-    assert [table.columns[k] for k in (4, 6)] == [
-        "cross-entropy",
-        "cross-entropy, independent batches",
-    ]
-    assert {len(row) for row in table.rows} == {len(table.columns)}
-    for k, lower, epochs, seeds in ((4, 0.8, 1000, 4), (6, 1.0, 300, 8)):
-        values = lower * (1 + 0.1 / epochs) * (1 + 0.1 * (np.arange(seeds) % 4))
-        assert table.rows[-1][k] == format_estimate(mean_over_seeds(values))
-
-
-def test_the_change_of_the_right_side_is_shown(tmp_path):
-    """R̄ grows as 1 + t/T, from 3/2 in the middle of a phase of T epochs to 2 at its end."""
-    columns = landscape() | {"right": lambda time, lr, *_: lr * (1 + time / LENGTHS[lr])}
-    write(PAPER["mlp-sequence"], tmp_path, columns)
-    (table, *_) = tables.numbers(results.load(tmp_path / "records"))
-    assert table.columns[3] == "change of R̄ from half-way to the end"
-    assert {row[3] for row in table.rows} == {format_number(1 / 3)}
-
-
-def test_a_grid_is_two_tables(tmp_path):
-    found = made(tmp_path, "cnn-grid")
-    table = found["Final test accuracy (%) over X and Y, CNN on CIFAR-10"]
-    assert table.columns == ["X \\ Y", "0.05", "0.1", "0.3", "0.5"]
-    assert table.rows[1] == ["0.01", "91.40", "91.30", "91.30", "91.30"]
-    epochs = found["Epochs until it stays there, over X and Y, CNN on CIFAR-10"]
-    assert {text for row in epochs.rows for text in row[1:]} == {"1"}
 
 
 def test_precisions_are_compared_with_single(tmp_path):
@@ -152,29 +102,6 @@ def test_precisions_are_compared_with_single(tmp_path):
 def test_headings_state_what_is_missing(tmp_path):
     names = list(made(tmp_path, "mlp-sequence", "mlp-schedules", epochs_scale=0.1, seeds=2))
     assert all("incomplete – mlp-" in name and "2 of 4 seeds" in name for name in names)
-
-
-@pytest.mark.parametrize("name", [*PAPER])
-def test_tables_of_a_run_that_has_just_begun(tmp_path, name):
-    """Finished phases and accuracies have rows; headings state how many epochs there are."""
-    run = PAPER[name]
-    columns = landscape() if run.measures == "landscape" else PERFORMANCE
-    write(run, tmp_path, columns, upto=run.epochs / 12)
-    found = results.load(tmp_path / "records")
-    shown = tables.numbers(found)
-    expected = {"schedules": 1, "amsgrad": 1, "adam": 1, "grid": 2}
-    if measures.finished(found[name]):
-        expected |= {"sequence": 2, "unbiased": 1}
-    assert len(shown) == expected.get(name.split("-")[1], 0)
-    done = found[name].epochs_done
-    assert all(f"{name}: {done} of {run.epochs} epochs" in table.heading for table in shown)
-
-
-@pytest.mark.parametrize("name", [*PAPER])
-def test_a_record_without_rows_gives_no_tables(tmp_path, name):
-    """A process killed before the first epoch leaves only the head of the record."""
-    write(PAPER[name], tmp_path, {}, upto=0)
-    assert tables.numbers(results.load(tmp_path / "records")) == []
 
 
 def test_precisions_are_compared_by_common_seeds(tmp_path):

@@ -1,14 +1,11 @@
 """The networks are those of appendix B, with Xavier initialization from a seed."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 
-from equilibrate_paper.data.datasets import load
 from equilibrate_paper.protocol.models import ARCHITECTURES, build
 
 NAMES = list(ARCHITECTURES)
@@ -50,34 +47,6 @@ def test_cnn_is_three_convolutions_and_one_linear_layer():
     assert [(c.stride, c.padding) for c in convolutions] == 3 * [((1, 1), (2, 2))]
     pools = [layer for layer in model if isinstance(layer, nn.MaxPool2d)]
     assert [(p.kernel_size, p.stride) for p in pools] == 3 * [(2, 2)]
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("mlp", 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10),
-        ("cnn", 75 * 16 + 16 + 400 * 20 + 20 + 500 * 20 + 20 + 320 * 10 + 10),
-        ("digits-mlp", 64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10),
-        ("digits-cnn", 25 * 8 + 8 + 200 * 8 + 8 + 32 * 10 + 10),
-    ],
-)
-def test_parameter_counts(name, parameters):
-    assert sum(p.numel() for p in build(name, 0).parameters()) == parameters
-
-
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [
-        ("mlp", "Flatten Linear ReLU Linear ReLU Linear"),
-        ("cnn", 3 * "Conv2d ReLU MaxPool2d " + "Flatten Linear"),
-        ("digits-mlp", "Flatten Linear ReLU Linear ReLU Linear"),
-        ("digits-cnn", 2 * "Conv2d ReLU MaxPool2d " + "Flatten Linear"),
-    ],
-)
-def test_layers_are_in_the_order_of_the_paper(name, layers):
-    model = build(name, 0)
-    assert type(model) is nn.Sequential
-    assert [type(layer) for layer in model] == [getattr(nn, kind) for kind in layers.split()]
 
 
 def affine(inputs, weight, bias):
@@ -167,13 +136,6 @@ def test_seed_determines_the_weights(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_have_different_weights(name):
-    drawn = [w.flatten()[:20] * math.sqrt(fans) for w, fans in weights_and_fans(build(name, 0))]
-    for one, other in pairwise(drawn):
-        assert not torch.allclose(one, other, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_global_random_state_is_unchanged(name):
     before = torch.get_rng_state()
     build(name, seed=0)
@@ -183,45 +145,3 @@ def test_global_random_state_is_unchanged(name):
 def test_unknown_name_raises():
     with pytest.raises(ValueError, match="name='resnet' is not a model; choose one of mlp, cnn, "):
         build("resnet", 0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_stacked_replicas_equal_single_models(name):
-    models = [build(name, seed) for seed in range(3)]
-    parameters, buffers = stack_module_state(models)
-    assert not buffers
-    batch = torch.stack([images(name, 4, seed) for seed in range(3)])
-
-    def logits(parameters, batch):
-        return functional_call(models[0], parameters, (batch,))
-
-    together = vmap(logits)(parameters, batch)
-    for replica, model in enumerate(models):
-        torch.testing.assert_close(together[replica], model(batch[replica]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_has_a_gradient(name):
-    model = build(name, 0)
-    nn.functional.cross_entropy(model(images(name, 16)), torch.arange(16) % 10).backward()
-    for parameter in model.parameters():
-        assert parameter.requires_grad
-        assert parameter.grad is not None
-        assert parameter.grad.any()
-
-
-@pytest.mark.parametrize("name", ["digits-mlp", "digits-cnn"])
-def test_small_networks_learn_the_digits(name):
-    """Twenty epochs with batch size and learning rate of the paper; a random guess has 10 %."""
-    digits, model = load("digits"), build(name, 0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        for batch in torch.randperm(1500, generator=generator).split(100):
-            optimizer.zero_grad()
-            logits = model(digits.train_images[batch])
-            nn.functional.cross_entropy(logits, digits.train_labels[batch]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        correct = model(digits.test_images).argmax(1) == digits.test_labels
-    assert correct.float().mean() > 0.8

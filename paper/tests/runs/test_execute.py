@@ -13,7 +13,6 @@ from support import forks
 
 from equilibrate.runlog import records
 from equilibrate.runlog.files import WriteError
-from equilibrate_paper.analysis import results
 from equilibrate_paper.data import datasets
 from equilibrate_paper.protocol import models
 from equilibrate_paper.protocol.run import Run
@@ -229,15 +228,6 @@ def test_damaged_checkpoint_raises_and_says_what_to_do(tmp_path, digits):
     execute(INITIAL, tmp_path, digits, overwrite=True)
 
 
-def test_finished_run_is_not_executed_again(tmp_path, digits):
-    execute(INITIAL, tmp_path, digits)
-    before = record_path(tmp_path, "initial").stat()
-    seen = []
-    execute(INITIAL, tmp_path, digits, progress=seen.append)
-    assert seen == [3]
-    assert record_path(tmp_path, "initial").stat().st_ino == before.st_ino
-
-
 def test_finished_record_does_not_need_its_checkpoint(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
     before = lines(tmp_path, "initial")
@@ -247,15 +237,6 @@ def test_finished_record_does_not_need_its_checkpoint(tmp_path, digits):
     assert not checkpoint_path(tmp_path, "initial").exists()
     with pytest.raises(RunError, match=r"initial\.pt does not exist: remove .*initial\.jsonl"):
         execute(SEQUENCE, tmp_path, digits)
-
-
-def test_empty_record_is_ignored(tmp_path, digits):
-    path = record_path(tmp_path, "initial")
-    path.parent.mkdir(parents=True)
-    path.touch()
-    assert results.load(path.parent) == {}
-    assert execute(INITIAL, tmp_path, digits)[-1]["epoch"] == 3
-    assert list(results.load(path.parent)) == ["initial"]
 
 
 def test_other_settings_raise(tmp_path, digits):

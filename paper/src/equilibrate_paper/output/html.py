@@ -12,30 +12,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from equilibrate.report.tables import Table
 from equilibrate_paper.analysis.judged import ClaimGroup
 
-_MEDIA_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
-
 
 @dataclass(frozen=True)
 class Illustration:
-    """An image file with its caption."""
+    """A figure with its caption."""
 
     name: str
     """Name of the figure, such as 1a."""
     path: Path
-    """An .svg or .png file."""
+    """An .svg file."""
     caption: str
     """Text below the image."""
-
-    def __post_init__(self) -> None:
-        if self.path.suffix not in _MEDIA_TYPES:
-            kinds = " or ".join(_MEDIA_TYPES)
-            raise ValueError(f"path must end in {kinds} to be shown on a page, got {self.path}")
 
     @property
     def data_uri(self) -> str:
         """The image file as a data URI."""
         data = base64.b64encode(self.path.read_bytes()).decode()
-        return f"data:{_MEDIA_TYPES[self.path.suffix]};base64,{data}"
+        return f"data:image/svg+xml;base64,{data}"
 
 
 def render(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from equilibrate_paper.ensemble import Algorithm, Precision, Sampling
 from equilibrate_paper.protocol import schedules
@@ -39,8 +39,7 @@ class Run:
 
     Raises:
         ValueError: If the arms differ in length, if the arms of a run that measures the landscape
-            change their learning rates at different epochs, if seeds are missing or repeated, or
-            if a setting has an invalid value.
+            change their learning rates at different epochs, or if seeds are missing or repeated.
     """
 
     name: str
@@ -92,17 +91,6 @@ class Run:
             )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds of run {self.name!r} must be distinct, got {self.seeds}")
-        for name in ("gradient_every", "record_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} of run {self.name!r} must be at least 1, got {getattr(self, name)}"
-                )
-        for name, values in (("sampling", Sampling), ("precision", Precision)):
-            if getattr(self, name) not in get_args(values):
-                raise ValueError(
-                    f"{name} of run {self.name!r} must be one of {', '.join(get_args(values))}, "
-                    f"got {getattr(self, name)!r}"
-                )
         object.__setattr__(self, "arms", MappingProxyType(dict(self.arms)))
         object.__setattr__(self, "full_epochs", self.full_epochs or self.epochs)
         object.__setattr__(self, "full_seeds", self.full_seeds or len(self.seeds))
