@@ -12,8 +12,8 @@ PIP := $(BIN)/$(INSTALL)
 help:  ## Say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
 
-reproduce: .venv/.experiments  ## Run the paper's experiments on embedded data; figures and claims in runs/
-	$(BIN)/equilibrate reproduce
+reproduce: .venv/.paper  ## Run the paper's experiments on embedded data; figures and claims in runs/
+	$(BIN)/equilibrate-paper reproduce
 
 test: .venv/.dev  ## Run the tests, and every example of the documentation
 	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist worksteal
@@ -58,7 +58,6 @@ benchmarks: .venv/.dev  ## Measure what it costs, as ratios
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/thinning.py
 	$(BIN)/python benchmarks/tables.py
-	$(BIN)/python benchmarks/ensemble.py
 
 decisions: .venv/.dev  ## Compare rules for lowering the learning rate on processes with known truth
 	$(BIN)/python benchmarks/decisions.py
@@ -73,12 +72,12 @@ clean:  ## Take away what the verbs made, except runs/
 	@touch $@
 
 # torch is named so that pip takes the pinned build first and alone.
-.venv/.experiments: .venv/.made pyproject.toml constraints.txt
-	$(PIP) torch --editable '.[experiments]'
+.venv/.paper: .venv/.made pyproject.toml paper/pyproject.toml constraints.txt
+	$(PIP) torch --editable . --editable paper
 	@touch $@
 
-.venv/.dev: .venv/.made pyproject.toml constraints.txt
-	$(PIP) torch --editable '.[dev]'
+.venv/.dev: .venv/.made pyproject.toml paper/pyproject.toml constraints.txt
+	$(PIP) torch --editable '.[dev]' --editable paper
 	@touch $@
 
 # An environment of its own: packages that trainers import if they find them must fit to torch.
@@ -95,8 +94,8 @@ clean:  ## Take away what the verbs made, except runs/
 	$(TRAINERS)/$(INSTALL) torch triton --editable '.[trainers,torchtitan]'
 	@touch $@
 
-.venv-oldest/.oldest: pyproject.toml constraints-oldest.txt
+.venv-oldest/.oldest: pyproject.toml paper/pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	$(OLDEST)/pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt \
-	  torch --editable '.[experiments]' pytest pytest-xdist hypothesis pillow
+	  torch --editable . --editable paper pytest pytest-xdist hypothesis pillow
 	@touch $@

@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--study", action="store_true", help="what training.py needs")
     options = parser.parse_args()
-    from equilibrate.paper.data import files  # not where the packed file is read
+    from equilibrate_paper.data import files  # not where the packed file is read
 
     arrays = library_sources() if options.study else {}
     for name, sizes in STUDY.items():

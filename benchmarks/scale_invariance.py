@@ -10,7 +10,7 @@ seeds. After each of three stages every parameter is classified from its newest 
 - *ordinary*: all others.
 
 Run `python benchmarks/scale_invariance.py` (about two minutes on one core; needs
-`equilibrate[experiments]`).
+`equilibrate[dev]`).
 """
 
 from __future__ import annotations

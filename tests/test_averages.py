@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from support.naive import half_running_mean
 
 from equilibrate import HalfRunningMean
-from equilibrate.averages import HalfRunningBlocks
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
@@ -90,48 +89,3 @@ def test_empty_is_nan_and_reset_empties():
 def test_a_state_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"state holds values of shape \(2,\), this average has"):
         HalfRunningMean((3,)).load_state_dict(HalfRunningMean((2,)).state_dict())
-
-
-@given(st.integers(1, 7), st.integers(1, 9), st.integers(0, 8), st.integers(0, 2**32 - 1))
-def test_blocks_equal_the_equation_at_their_ends(size, blocks, saved_after, seed):
-    xs = torch.randn(blocks * size, 2, generator=torch.Generator().manual_seed(seed)).double()
-    mean = HalfRunningBlocks((2,), size=size)
-    for n, block in enumerate(xs.split(size), start=1):
-        mean.extend(block)
-        assert (mean.count, mean.window) == (n * size, n * size - n * size // 2)
-        for column in range(2):
-            expected = half_running_mean(xs[: n * size, column].tolist())
-            assert float(mean.value[column]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
-        if n == saved_after:  # a state goes on bit by bit
-            before, mean = mean, HalfRunningBlocks((2,), size=size)
-            mean.load_state_dict(before.state_dict())
-            assert torch.equal(mean.value, before.value)
-
-
-def test_blocks_need_two_sums_each_whatever_their_size():
-    mean = HalfRunningBlocks((4,), size=500)
-    for _ in range(100):
-        mean.extend(torch.zeros(500, 4))
-    assert mean.state_dict()["sums"].numel() == 50 * 2 * 4
-
-
-def test_a_bad_block_leaves_with_the_window_and_reset_empties():
-    mean = HalfRunningBlocks(size=2)
-    for block in ([float("nan"), 1.0], [1.0, 3.0]):
-        mean.extend(torch.tensor(block))
-    assert float(mean.value) == 2.0
-    mean.reset()
-    assert mean.value.isnan()
-    assert mean.count == mean.window == 0
-    mean.extend(torch.tensor([float("nan"), 1.0]))
-    assert float(mean.value) == 1.0
-
-
-def test_blocks_refuse_what_does_not_fit():
-    with pytest.raises(ValueError, match="size must be at least 1"):
-        HalfRunningBlocks(size=0)
-    mean = HalfRunningBlocks((2,), size=3)
-    with pytest.raises(ValueError, match=r"one block of shape \(3, 2\), got \(2, 2\)"):
-        mean.extend(torch.zeros(2, 2))
-    with pytest.raises(ValueError, match=r"blocks of shape \(4, 2\), this average has \(3, 2\)"):
-        mean.load_state_dict(HalfRunningBlocks((2,), size=4).state_dict())

@@ -35,13 +35,11 @@ LAYERS = [
     "scheduler",
     "deterministic",
     "mean_loss",
-    "ensemble",
     "landscape",
     "record",
     "runlog",
     "report",
     "integrations",
-    "paper",
     "cli",
     "__main__",
 ]
@@ -131,13 +129,11 @@ def test_importing_the_package_loads_no_part_that_was_not_asked_for():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     lazy = {
-        "ensemble",
         "landscape",
         "solvable",
         "record",
         "report",
         "integrations",
-        "paper",
         "cli",
     }
     assert "monitor" in loaded

@@ -17,7 +17,7 @@ from forecast_tasks import Transformer, mlp, resnet
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from equilibrate.paper.protocol.models import Architecture, Convolution, build
+from equilibrate_paper.protocol.models import Architecture, Convolution, build
 from training_study.data import Data, Split
 
 LENGTH = 128

@@ -1,6 +1,6 @@
 """Draw sgd-is-not-an-sde.png: SGD on one mode of a quadratic, compared with an SDE.
 
-Run `python docs/figures/sgd_is_not_an_sde.py` (a few seconds; requires `equilibrate[experiments]`).
+Run `python docs/figures/sgd_is_not_an_sde.py` (a few seconds; requires `equilibrate[dev]`).
 """
 
 from __future__ import annotations

@@ -225,8 +225,8 @@ def test_unbiased_estimates_agree_on_mnist(real_data, capsys):
 
     Three dependent comparisons: false alarms for less than 15 % of the seeds. The seed is fixed.
     """
-    from equilibrate.paper.data import datasets as data
-    from equilibrate.paper.protocol import models
+    from equilibrate_paper.data import datasets as data
+    from equilibrate_paper.protocol import models
 
     mnist = data.load("mnist", real_data)
     images, labels = mnist.train_images, mnist.train_labels

@@ -1,0 +1,235 @@
+"""All panels show what is in the records."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from paper_support.synthetic import write
+
+from equilibrate_paper.analysis import results
+from equilibrate_paper.analysis.seeds import mean_over_seeds
+from equilibrate_paper.output import figures
+from equilibrate_paper.protocol.panels import PANELS
+from equilibrate_paper.protocol.profiles import profile
+from equilibrate_paper.protocol.schedules import PiecewiseConstant
+
+
+def side(time, lr, arm, seed):
+    return lr + 1 / time
+
+
+COLUMNS = {
+    "landscape": {
+        "left": side,
+        "right": lambda time, lr, arm, seed: lr,
+        "loss": lambda *_: 0.5,
+        "batch_loss": lambda *_: 0.6,
+        "landscape": lambda time, lr, arm, seed: lr * (1 + 0.1 * (seed % 4)),
+    },
+    "performance": {
+        "lr": lambda time, lr, arm, seed: lr,
+        "train_loss": lambda time, lr, arm, seed: 1 / time + 0.1 * seed + len(arm),
+        "train_accuracy": lambda time, lr, arm, seed: 0.9 + 0.01 * seed,
+        "test_accuracy": lambda time, lr, arm, seed: 0.8 + 0.01 * seed,
+    },
+}
+
+
+def recorded(folder, epochs_scale=1.0, seeds=None, upto=float("inf")):
+    for run in profile("paper", epochs_scale, seeds).runs.values():
+        write(run, folder, COLUMNS[run.measures], upto=upto)
+    return results.load(folder / "records")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("whole"))
+
+
+def texts(figure):
+    import matplotlib.text
+
+    return " ".join(t.get_text() for t in figure.findobj(matplotlib.text.Text))
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_every_panel_is_drawn_to_both_formats(panel, whole, tmp_path):
+    png, svg = figures.save(panel, whole, tmp_path)
+    assert (png.name, svg.name) == (f"fig{panel}.png", f"fig{panel}.svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "incomplete" not in texts(figures.draw(panel, whole))
+    assert figures.caption(panel, whole).startswith(("MLP on MNIST", "CNN on CIFAR-10"))
+
+
+def test_the_same_records_give_identical_files(whole, tmp_path):
+    for name in ("one", "two"):
+        figures.save("3b", whole, tmp_path / name)
+    for file in ("fig3b.png", "fig3b.svg"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_sides_are_drawn_as_recorded(whole):
+    loss, sides = figures.draw("1a", whole).axes
+    left, right = sides.lines
+    time = np.asarray(left.get_xdata(), dtype=float)
+    assert np.asarray(left.get_ydata()) == pytest.approx(0.1 + 1 / time)
+    assert np.asarray(right.get_ydata()) == pytest.approx(np.full(12, 0.1))
+    assert (sides.get_xscale(), sides.get_yscale(), loss.get_yscale()) == ("log", "log", "log")
+
+
+def test_a_sequence_has_both_sides_at_each_learning_rate(whole):
+    figure = figures.draw("2b", whole)
+    assert len(figure.axes[0].lines) == 2 * 11
+    words = texts(figure)
+    assert all(f" {lr} " in f" {words} " for lr in ("0.05", "0.0015", "0.00025", "0.0001"))
+
+
+def points(container):
+    """Means, and lower and upper ends of the intervals."""
+    segments = np.array(container.lines[2][0].get_segments())
+    return np.asarray(container.lines[0].get_ydata()), segments[:, 0, 1], segments[:, 1, 1]
+
+
+def test_landscape_has_intervals_and_the_red_line(whole):
+    alone = {name: result for name, result in whole.items() if name != "mlp-unbiased"}
+    main = figures.draw("3a", alone).axes[0]
+    (bars,) = main.containers
+    mean, low, high = points(bars)
+    lrs = np.array([0.003, 0.005, 0.01, 0.02, 0.05])
+    assert mean == pytest.approx(1.15 * lrs)
+    margin = mean_over_seeds(lrs[0] * (1 + 0.1 * np.arange(4))).margin
+    assert high[0] - low[0] == pytest.approx(2 * margin)
+    (red,) = [
+        line for line in main.lines if line.get_color() == "#d62728" and len(line.get_xdata())
+    ]
+    x, y = np.asarray(red.get_xdata()), np.asarray(red.get_ydata())
+    assert (x[0], y[0]) == (0, 0)
+    assert y[1] / x[1] == pytest.approx(1.15)
+    assert "independent" not in texts(figures.draw("3a", alone))
+
+
+def test_independent_batches_are_drawn_with_the_reshuffled(whole):
+    figure = figures.draw("3a", whole)
+    shuffled, independent = figure.axes[0].containers
+    assert points(shuffled)[0] == pytest.approx(1.15 * np.array([0.003, 0.005, 0.01, 0.02, 0.05]))
+    seeds = np.array(whole["mlp-unbiased"].run.seeds)
+    expected = (1 + 0.1 * (seeds % 4)).mean() * np.array([0.003, 0.005, 0.01, 0.02, 0.05])
+    assert points(independent)[0] == pytest.approx(expected)
+    assert independent.lines[0].get_markerfacecolor() == "none"
+    words = texts(figure)
+    assert "reshuffled batches, 95 % interval" in words
+    assert "independent batches, 95 % interval" in words
+
+
+def test_an_unfinished_sequence_is_drawn_with_all_independent_batches(tmp_path):
+    """The inset enlarges small learning rates and contains none of the sequence."""
+    plan = profile("paper").runs
+    write(plan["mlp-unbiased"], tmp_path, COLUMNS["landscape"])
+    write(plan["mlp-sequence"], tmp_path, COLUMNS["landscape"], upto=500)
+    main = figures.draw("3a", results.load(tmp_path / "records")).axes[0]
+    assert [len(points(bars)[0]) for bars in main.containers] == [1, 5]
+    assert len(main.child_axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("heights", "insets"),
+    [
+        ((0.2, 0.4, 0.6, 1.0), 1),  # a line leaves room above
+        ((0.9, 0.9, 0.9, 1.0), 1),  # a plateau leaves room below
+        ((0.9, 0.9, 0.3, 1.0), 0),
+    ],
+)
+def test_an_inset_hides_no_point(tmp_path, heights, insets):
+    lrs = (0.01, 0.02, 0.03, 0.05)
+    run = replace(
+        profile("paper").runs["mlp-sequence"],
+        arms={"sequence": PiecewiseConstant(tuple((lr, 10) for lr in lrs))},
+        full_epochs=0,
+    )
+    shape = dict(zip(lrs, heights, strict=True))
+    columns = COLUMNS["landscape"] | {"landscape": lambda time, lr, arm, seed: shape[lr]}
+    write(run, tmp_path, columns)
+    main = figures.draw("3a", results.load(tmp_path / "records")).axes[0]
+    assert len(main.child_axes) == insets
+    (_, right), (low, high) = main.get_xlim(), main.get_ylim()
+    for lr, height in shape.items():
+        x, y = lr / right, (height - low) / (high - low)
+        for inset in main.child_axes:
+            box = inset.get_position().transformed(inset.figure.transFigure)
+            assert not box.transformed(main.transAxes.inverted()).contains(x, y)
+
+
+def test_a_grid_shows_its_numbers_and_frames_the_settings_of_the_paper(whole, tmp_path):
+    def accuracy(time, lr, arm, seed):
+        x, y = (float(part.split("=")[1]) for part in arm.split(", "))
+        return (0.9 if time <= 100 * y else 0.95) + x / 10
+
+    run = profile("paper").runs["mlp-grid"]
+    write(run, tmp_path, {"test_accuracy": accuracy}, rows=400)
+    figure = figures.draw("B1a", results.load(tmp_path / "records"))
+    final, epochs = figure.axes
+    cells = {tuple(text.get_position()): text.get_text() for text in final.texts}
+    assert cells[1, 1] == "95.10"  # Y = 0.1, X = 0.01
+    assert cells[3, 3] == "96.00"
+    cells = {tuple(text.get_position()): text.get_text() for text in epochs.texts}
+    # A step of 5 points leaves the mean of five epochs after the fifth.
+    assert [cells[column, 0] for column in range(4)] == ["10", "15", "35", "55"]
+    assert [patch.get_xy() for patch in final.patches] == [(0.54, 0.54), (1.54, 2.54)]
+
+
+def test_relaxation_times_are_fitted_with_a_power_law(tmp_path):
+    """L̄/R̄ − 1 is 0.05/(ηt), which is below 0.1 after t = 0.5/η epochs."""
+
+    def columns(never):
+        def left(time, lr, arm, seed):
+            return lr * (2 if lr < never else 1) + (1 + 0.1 * (seed % 4)) * 0.05 / time
+
+        return COLUMNS["landscape"] | {"left": left}
+
+    run = profile("paper").runs["mlp-sequence"]
+    for never, count in ((0.0, 5), (0.004, 4)):
+        folder = tmp_path / str(never)
+        write(run, folder, columns(never), rows=500)
+        figure = figures.draw("B3a", results.load(folder / "records"))
+        (axes,) = figure.axes
+        mean, low, high = points(axes.containers[0])
+        assert len(mean) == count
+        assert (low < mean).all()
+        assert (mean < high).all()
+        assert ("longer" in texts(figure)) == (never > 0)
+        line = next(line for line in axes.lines if line.get_color() == "#d62728")
+        x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+        assert np.log(y[1] / y[0]) / np.log(x[1] / x[0]) == pytest.approx(-1, abs=0.05)
+
+
+def test_incomplete_runs_state_their_epochs_and_seeds(tmp_path):
+    short = recorded(tmp_path, epochs_scale=0.1, seeds=2)
+    assert "mlp-sequence: 350 of 3500 epochs, 2 of 4 seeds" in texts(figures.draw("3a", short))
+    stopped = recorded(tmp_path, upto=25)
+    assert "mlp-initial: 25 of 100 epochs" in texts(figures.draw("1a", stopped))
+
+
+def test_an_unknown_panel_raises(whole):
+    with pytest.raises(ValueError, match="panel='5c' is unknown"):
+        figures.draw("5c", whole)
+
+
+def test_figure_1_has_the_l2_term_if_the_norm_is_recorded(whole, tmp_path):
+    columns = COLUMNS["landscape"] | {
+        "norm_square": lambda *_: 20.0,
+        "step_norm_square": lambda *_: 30.0,
+    }
+    run = profile("paper").runs["mlp-initial"]
+    write(run, tmp_path, columns)
+    regularized = results.load(tmp_path / "records")
+    loss = figures.draw("1a", regularized).axes[0]
+    curves = {line.get_label(): line.get_ydata()[-1] for line in loss.lines}
+    assert curves == pytest.approx({"cross-entropy": 0.5, "$f^B$": 0.75, r"$\overline{f^B}$": 0.6})
+    assert loss.get_ylabel() == "loss"
+    assert "with the L2 term" in figures.caption("1a", regularized)
+
+    loss = figures.draw("1a", whole).axes[0]
+    curves = {line.get_label(): line.get_ydata()[-1] for line in loss.lines}
+    assert curves == pytest.approx({"$f^B$": 0.6, r"$\overline{f^B}$": 0.5})
+    assert loss.get_ylabel() == "cross-entropy"
+    assert "without the L2 term" in figures.caption("1a", whole)
