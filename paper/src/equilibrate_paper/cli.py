@@ -13,8 +13,7 @@ import typer
 from rich.console import Console
 
 import equilibrate
-from equilibrate.runlog.files import WriteError
-from equilibrate.runlog.records import RecordError
+from equilibrate.record.jsonl import RecordError
 from equilibrate_paper.analysis import verdicts
 from equilibrate_paper.data.datasets import DataError
 from equilibrate_paper.output import terminal
@@ -43,7 +42,7 @@ def run() -> None:
     """Run the command line. Errors that the user can fix are shown without a traceback."""
     try:
         app()
-    except (ValueError, RecordError, DataError, WriteError) as error:
+    except (ValueError, RecordError, DataError) as error:
         print(f"equilibrate-paper: {error}", file=sys.stderr)
         sys.exit(2)
 

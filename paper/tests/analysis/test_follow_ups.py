@@ -8,7 +8,7 @@ import pytest
 from paper_support.runs import MLP
 from paper_support.synthetic import write
 
-from equilibrate.runlog import records
+from equilibrate.record import jsonl
 from equilibrate_paper.analysis import findings, results
 from equilibrate_paper.analysis.verdicts import grouped, judge
 from equilibrate_paper.data import datasets
@@ -134,7 +134,7 @@ def test_runs_are_executed_and_continue(tmp_path, name):
     run = replace(PAPER[name].shortened(0.01, 2), task=MLP)
     assert not execute(run, tmp_path, data, profile="t", stop_at=0.0)
     assert execute(run, tmp_path, data, profile="t")
-    rows = records.read(Path(tmp_path) / "records" / f"{name}.jsonl").rows
+    rows = jsonl.read(Path(tmp_path) / "records" / f"{name}.jsonl").rows
     assert rows[-1]["epoch"] == run.epochs == 14
     assert len({tuple(row["lr"]) for row in rows}) == 5
     assert sum("landscape" in row for row in rows) == 14

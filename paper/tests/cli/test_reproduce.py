@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from support import forks
 from typer.testing import CliRunner
 
-from equilibrate.runlog.records import read
+from equilibrate.record.jsonl import read
 from equilibrate_paper.cli import app, parse_device
 from equilibrate_paper.protocol.profiles import profile
 from equilibrate_paper.runs.reproduce import reproduce

@@ -10,8 +10,8 @@ from support import forks
 from typer.testing import CliRunner
 
 import equilibrate
-from equilibrate.runlog import records
-from equilibrate.runlog.files import WriteError
+from equilibrate.record import jsonl
+from equilibrate.record.jsonl import RecordError
 from equilibrate_paper.cli import app, run
 from equilibrate_paper.runs import training
 from equilibrate_paper.runs.errors import Diverged
@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-W", "error", "-m", "equilibrate_paper", "train"]
 
 def rows(folder):
     """The rows without the time of day."""
-    found = records.read(folder / "train.jsonl").rows
+    found = jsonl.read(folder / "train.jsonl").rows
     return [{name: value for name, value in row.items() if name != "time"} for row in found]
 
 
@@ -101,7 +101,7 @@ def test_divergence_ends_the_run_with_an_error(tmp_path):
 def test_full_disk_is_reported_and_the_run_can_be_resumed(tmp_path, full_disk):
     with full_disk(5_000):
         result = train("--out", str(tmp_path))
-    assert isinstance(result.exception, WriteError)
+    assert isinstance(result.exception, RecordError)
     assert "checkpoint.pt (File too large): free some space" in str(result.exception)
     assert train("--out", str(tmp_path), "--resume").exit_code == 0
     assert [row["epoch"] for row in rows(tmp_path)] == [1, 2]

@@ -9,9 +9,9 @@ import pytest
 from paper_support.judged import judged_claim
 from support.browser import CHROMIUM, result
 
-from equilibrate.report.tables import Table
 from equilibrate_paper.analysis.judged import ClaimGroup
 from equilibrate_paper.output.html import Illustration, render
+from equilibrate_paper.output.markdown import Table
 
 CLAIM = judged_claim(
     statement="The sides <meet>.",

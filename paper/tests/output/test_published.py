@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from equilibrate.report.numbers import format_estimate, format_number
-from equilibrate.report.tables import to_markdown
 from equilibrate_paper.analysis import findings, judged, measures, results, shuffling, verdicts
 from equilibrate_paper.analysis.seeds import mean_over_seeds, ratio_over_seeds
 from equilibrate_paper.output import tables
+from equilibrate_paper.output.markdown import to_markdown
 from equilibrate_paper.protocol.panels import PANELS
 
 ROOT = Path(__file__).parents[3]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from equilibrate.runlog import records
+from equilibrate.record import jsonl
 from equilibrate_paper.protocol.run import Run
 from equilibrate_paper.protocol.schedules import PiecewiseConstant
 
@@ -24,7 +24,7 @@ def write(
     """Write a record with `rows` rows in each phase, up to an epoch."""
     config = run.to_config() | {"profile": profile, "device": "cpu", "steps_per_epoch": 600}
     path = folder / "records" / f"{run.name}.jsonl"
-    with records.Writer(path, config=config, mode="overwrite") as writer:
+    with jsonl.Writer(path, config=config, mode="overwrite") as writer:
         for start, epochs in _phases(run):
             for k in range(1, rows + 1):
                 epoch = start + epochs * k / rows

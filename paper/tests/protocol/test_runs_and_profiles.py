@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equilibrate.runlog.records import read_header
+from equilibrate.record.jsonl import read_header
 from equilibrate_paper.protocol.panels import PANELS
 from equilibrate_paper.protocol.profiles import PROFILES, profile
 from equilibrate_paper.protocol.run import Run, Task

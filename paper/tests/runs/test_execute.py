@@ -11,8 +11,8 @@ import torch
 from paper_support.runs import ADAPTIVE, INITIAL, MLP, SEQUENCE, execute_all
 from support import forks
 
-from equilibrate.runlog import records
-from equilibrate.runlog.files import WriteError
+from equilibrate.record import jsonl
+from equilibrate.record.jsonl import RecordError
 from equilibrate_paper.data import datasets
 from equilibrate_paper.protocol import models
 from equilibrate_paper.protocol.run import Run
@@ -35,7 +35,7 @@ def every_epoch(monkeypatch):
 
 def execute(run, folder, digits, **options):
     execution.execute(run, folder, digits, profile="test", **options)
-    return records.read(record_path(folder, run.name)).rows
+    return jsonl.read(record_path(folder, run.name)).rows
 
 
 def lines(folder: Path, name: str) -> list[bytes]:
@@ -241,7 +241,7 @@ def test_finished_record_does_not_need_its_checkpoint(tmp_path, digits):
 
 def test_other_settings_raise(tmp_path, digits):
     execute(INITIAL, tmp_path, digits)
-    with pytest.raises(records.RecordError, match="other settings"):
+    with pytest.raises(jsonl.RecordError, match="other settings"):
         execute(replace(INITIAL, momentum=0.5), tmp_path, digits)
 
 
@@ -251,7 +251,7 @@ def test_diverging_loss_raises_and_keeps_the_rows(tmp_path, digits):
     )
     with pytest.raises(Diverged, match=r"wild: the loss became NaN in epoch 3 .*seed 0.*1e\+30"):
         execute(run, tmp_path, digits)
-    rows = records.read(record_path(tmp_path, "wild")).rows
+    rows = jsonl.read(record_path(tmp_path, "wild")).rows
     assert rows[-1]["epoch"] == 2
 
 
@@ -262,7 +262,7 @@ def test_full_disk_raises_and_keeps_the_rows(tmp_path, digits, full_disk, size):
     folder = tmp_path / "full"
     with (
         full_disk(size),
-        pytest.raises((records.RecordError, WriteError), match=r"cannot write to .*free some"),
+        pytest.raises((jsonl.RecordError, RecordError), match=r"cannot write to .*free some"),
     ):
         execute(INITIAL, folder, digits)
     for line in lines(folder, "initial"):

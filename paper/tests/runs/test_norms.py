@@ -8,7 +8,7 @@ import torch
 from paper_support.runs import ADAPTIVE, INITIAL, MLP, SEQUENCE
 from torch.nn.functional import cross_entropy
 
-from equilibrate.runlog import records
+from equilibrate.record import jsonl
 from equilibrate_paper.data import datasets
 from equilibrate_paper.ensemble import Ensemble, Method
 from equilibrate_paper.protocol import models
@@ -34,7 +34,7 @@ def execute(run, folder, digits):
     execution.execute(run, folder, digits, profile="test")
     state = load_checkpoint(checkpoint_path(folder, run.name))
     assert state is not None
-    return records.read(record_path(folder, run.name)).rows, state["first"]
+    return jsonl.read(record_path(folder, run.name)).rows, state["first"]
 
 
 def naive_norms(run, digits):
@@ -118,7 +118,7 @@ def test_headers_do_not_depend_on_it():
     for name in ("mlp-initial", "cnn-initial"):
         run = PROFILES["paper"].runs[name]
         assert run.records_norm
-        header = records.read_header(ROOT / "paper" / "results" / "records" / f"{name}.jsonl")
+        header = jsonl.read_header(ROOT / "paper" / "results" / "records" / f"{name}.jsonl")
         assert Run.from_config(header.config) == run
         assert run.to_config().items() <= Run.from_config(header.config).to_config().items()
 

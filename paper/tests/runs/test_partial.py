@@ -5,9 +5,9 @@ import random
 import pytest
 from paper_support.synthetic import write
 
-from equilibrate.report.tables import to_markdown
 from equilibrate_paper.analysis import results, verdicts
 from equilibrate_paper.output import figures, tables
+from equilibrate_paper.output.markdown import to_markdown
 from equilibrate_paper.protocol.panels import PANELS
 from equilibrate_paper.protocol.profiles import profile
 

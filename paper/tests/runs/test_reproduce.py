@@ -8,9 +8,8 @@ from functools import partial
 
 import pytest
 
-from equilibrate.runlog import records
-from equilibrate.runlog.files import WriteError
-from equilibrate.runlog.lock import lock
+from equilibrate.record import jsonl
+from equilibrate.record.jsonl import RecordError
 from equilibrate_paper.analysis import results
 from equilibrate_paper.data import datasets
 from equilibrate_paper.protocol import profiles
@@ -96,13 +95,16 @@ def test_draw_only_without_records_raises(tmp_path):
 
 
 def test_second_process_in_one_folder_raises(copy):
-    with lock(copy), pytest.raises(records.RecordError, match="another run is writing"):
+    with (
+        jsonl.open_locked(copy / ".lock"),
+        pytest.raises(jsonl.RecordError, match="another run is writing"),
+    ):
         reproduce(out=copy, profile=SHORT)
 
 
 def test_other_settings_raise_unless_overwriting(copy):
     longer = profiles.profile("quick", 0.03, 2)
-    with pytest.raises(records.RecordError, match="other settings"):
+    with pytest.raises(jsonl.RecordError, match="other settings"):
         reproduce(["1a"], out=copy, profile=longer)
     reproduce(["1a"], out=copy, profile=longer, overwrite=True)
     assert results.load(copy / "records")["mlp-initial"].run.epochs == 2
@@ -157,7 +159,7 @@ def test_diverging_run_does_not_stop_the_others(tmp_path):
 
 def test_folder_that_cannot_be_written_to_raises(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(records.RecordError, match="cannot write to"):
+    with pytest.raises(jsonl.RecordError, match="cannot write to"):
         reproduce(["1a"], out=tmp_path / "file" / "out", profile=SHORT)
 
 
@@ -165,7 +167,7 @@ def test_figures_that_cannot_be_written_raise_and_keep_the_records(copy):
     shutil.rmtree(copy / "figures")
     (copy / "figures").touch()
     before = (copy / "records" / "mlp-initial.jsonl").read_bytes()
-    with pytest.raises(WriteError, match="cannot write to"):
+    with pytest.raises(RecordError, match="cannot write to"):
         reproduce(["1a"], out=copy, profile=SHORT)
     assert (copy / "records" / "mlp-initial.jsonl").read_bytes() == before
 

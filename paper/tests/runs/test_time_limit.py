@@ -9,7 +9,7 @@ import pytest
 from paper_support.runs import INITIAL, SEQUENCE
 from typer.testing import CliRunner
 
-from equilibrate.runlog import records
+from equilibrate.record import jsonl
 from equilibrate_paper.cli import app
 from equilibrate_paper.data import datasets
 from equilibrate_paper.protocol import profiles
@@ -92,7 +92,7 @@ def test_the_command_exits_with_its_own_code(tmp_path):
     assert "Run the same command again to continue." in stopped.output
     done = runner.invoke(app, command, env=wide)
     assert done.exit_code == 0
-    assert records.read(record_path(tmp_path, "mlp-initial")).rows[-1]["epoch"] == 2
+    assert jsonl.read(record_path(tmp_path, "mlp-initial")).rows[-1]["epoch"] == 2
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.inf, math.nan])

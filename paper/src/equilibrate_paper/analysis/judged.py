@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from equilibrate.record import jsonl
 from equilibrate.report.numbers import format_number
-from equilibrate.runlog import files
 
 Verdict = Literal["holds", "fails", "undecided", "not tested at this scale"]
 
@@ -76,7 +76,7 @@ def save(claims: Sequence[JudgedClaim], path: Path | str) -> None:
         path: The file to write.
     """
     text = json.dumps([asdict(claim) for claim in claims], indent=1, ensure_ascii=False)
-    files.write(path, text + "\n")
+    jsonl.write_file(path, text + "\n")
 
 
 def load(path: Path | str) -> list[JudgedClaim]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equilibrate.runlog import records
+from equilibrate.record import jsonl
 from equilibrate_paper.protocol.profiles import PROFILES
 from equilibrate_paper.protocol.run import Run
 from equilibrate_paper.protocol.schedules import PiecewiseConstant
@@ -190,7 +190,7 @@ def load(folder: Path | str) -> dict[str, Result]:
     """
     found: dict[str, Result] = {}
     for path in record_files(folder):
-        record = records.read(path)
+        record = jsonl.read(path)
         run = Run.from_config(record.config)
         found[run.name] = Result(
             run=run,

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from equilibrate.runlog import files
+from equilibrate.record import jsonl
 
 _LEFT, _RIGHT, _LOSS, _RATE = "#0b5394", "#e69138", "#38761d", "#333333"
 
@@ -82,7 +82,7 @@ def write_figure(figure: Figure, path: Path | str, **options: Any) -> Path:
     """
     content = io.BytesIO()
     figure.savefig(content, format=Path(path).suffix[1:], **options)
-    return files.write(path, content.getvalue())
+    return jsonl.write_file(path, content.getvalue())
 
 
 def _column(rows: Sequence[dict[str, Any]], key: str) -> list[float]:

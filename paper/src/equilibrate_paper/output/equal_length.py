@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 
 from equilibrate.report.numbers import format_estimate
-from equilibrate.report.tables import Table
 from equilibrate_paper.analysis import measures, shuffling
 from equilibrate_paper.analysis.results import Result
 from equilibrate_paper.output import cells
+from equilibrate_paper.output.markdown import Table
 from equilibrate_paper.protocol.panels import PANELS
 
 Results = Mapping[str, Result]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from equilibrate.report.tables import Table
 from equilibrate_paper.analysis.judged import ClaimGroup
+from equilibrate_paper.output.markdown import Table
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from equilibrate.report.tables import Table
 from equilibrate_paper.analysis import verdicts
 from equilibrate_paper.analysis.judged import JudgedClaim
 from equilibrate_paper.analysis.results import Result
 from equilibrate_paper.output import figures, html
+from equilibrate_paper.output.markdown import Table
 from equilibrate_paper.protocol import schedules as protocols
 from equilibrate_paper.protocol.panels import PANELS
 

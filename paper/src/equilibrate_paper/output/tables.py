@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from equilibrate.report.numbers import format_estimate
-from equilibrate.report.tables import Table
 from equilibrate_paper.analysis import findings, measures
 from equilibrate_paper.analysis.judged import ClaimGroup, JudgedClaim
 from equilibrate_paper.analysis.measures import END
 from equilibrate_paper.analysis.results import Array, Phase, Result
 from equilibrate_paper.output import cells, equal_length
+from equilibrate_paper.output.markdown import Table
 
 Results = Mapping[str, Result]
 

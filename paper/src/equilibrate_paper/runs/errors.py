@@ -1,6 +1,6 @@
 """Errors of runs."""
 
-from equilibrate.runlog.records import RecordError
+from equilibrate.record.jsonl import RecordError
 
 
 class RunError(RecordError):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equilibrate.runlog import records
+from equilibrate.record import jsonl
 from equilibrate_paper.data.datasets import Dataset
 from equilibrate_paper.protocol import models
 from equilibrate_paper.protocol.run import Run
@@ -71,7 +71,7 @@ def execute(
     if not resuming:  # a checkpoint of an earlier record must not be used after a kill
         checkpoint.unlink(missing_ok=True)
     mode = "overwrite" if overwrite else "resume"
-    with records.Writer(record, config=config, mode=mode, keep=keep) as writer:
+    with jsonl.Writer(record, config=config, mode=mode, keep=keep) as writer:
         if keep is None:
             progress(run.epochs)
             return True
@@ -102,7 +102,7 @@ def _rows_to_keep(run: Run, record: Path, state: dict[str, Any] | None) -> int |
     """Return the number of rows at the checkpoint, or None if the record is complete."""
     if state is not None:
         return None if state["epoch"] == run.epochs else state["rows"]
-    rows = records.read(record).rows
+    rows = jsonl.read(record).rows
     return None if rows and rows[-1]["epoch"] >= run.epochs else 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from equilibrate.runlog import files
+from equilibrate.record import jsonl
 from equilibrate_paper.runs.errors import RunError
 
 
@@ -52,7 +52,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """
     content = io.BytesIO()
     torch.save(state, content)
-    files.write(path, content.getvalue())
+    jsonl.write_file(path, content.getvalue())
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:

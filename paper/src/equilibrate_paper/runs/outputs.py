@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from equilibrate.report.tables import to_markdown
-from equilibrate.runlog import files
+from equilibrate.record import jsonl
 from equilibrate_paper.analysis import judged, results, verdicts
 from equilibrate_paper.analysis.judged import JudgedClaim
 from equilibrate_paper.output import figures, page, tables
+from equilibrate_paper.output.markdown import to_markdown
 from equilibrate_paper.protocol.panels import PANELS
 from equilibrate_paper.runs.errors import RunError
 from equilibrate_paper.runs.folder import figure_path
@@ -45,10 +45,10 @@ def write_outputs(out: Path, panels: Sequence[str] = ()) -> list[JudgedClaim]:
     numbers = tables.numbers(recorded)
     claim_tables = [tables.claim_table(group) for group in verdicts.grouped(found)]
     text = to_markdown([tables.summary(found), *claim_tables, *numbers])
-    files.write(out / "tables.md", text)
+    jsonl.write_file(out / "tables.md", text)
     drawn = [panel for panel in drawn_panels(out) if panel in drawable]
     text = page.compose(out, found, drawn, recorded, numbers)
-    files.write(out / "report.html", text)
+    jsonl.write_file(out / "report.html", text)
     return found
 
 

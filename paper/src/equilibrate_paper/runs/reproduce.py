@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from equilibrate.runlog import records
-from equilibrate.runlog.lock import lock
+from equilibrate.record import jsonl
 from equilibrate_paper.analysis import results
 from equilibrate_paper.analysis.judged import JudgedClaim
 from equilibrate_paper.data import datasets
@@ -64,7 +63,7 @@ def reproduce(
     stop_at = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
     out, device = Path(out), torch.device(device)
     wanted = _panels_for(device, panels, profile)
-    with lock(out):
+    with jsonl.open_locked(out / ".lock"):
         _require_profile(out, profile.name, overwrite)
         runs = profile.runs_for(wanted)
         data = {
@@ -111,7 +110,7 @@ def draw(panels: Sequence[str] = (), *, out: Path | str) -> list[JudgedClaim]:
     _require_known(panels)
     if not out.is_dir():
         raise RunError(f"{out} does not exist: give the folder of a reproduction, or run it")
-    with lock(out):
+    with jsonl.open_locked(out / ".lock"):
         return write_outputs(out, panels)
 
 
@@ -191,7 +190,7 @@ def _panels_for(device: torch.device, panels: Sequence[str], profile: Profile) -
 def _require_profile(out: Path, profile: str, overwrite: bool) -> None:
     # A folder has runs of one profile, or figures would mix them. Overwriting removes the others.
     for path in results.record_files(out / "records"):
-        other = records.read_header(path).config.get("profile")
+        other = jsonl.read_header(path).config.get("profile")
         if other == profile:
             continue
         if not overwrite:

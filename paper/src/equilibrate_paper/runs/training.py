@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import equilibrate as eq
-from equilibrate.runlog import records
+from equilibrate.record import jsonl
 from equilibrate_paper.data import datasets
 from equilibrate_paper.output import drawing
 from equilibrate_paper.protocol import models
@@ -138,7 +138,7 @@ def summary(out: Path) -> str:
     Returns:
         The number of epochs, the learning rate and the test accuracy.
     """
-    record = records.read(out / "train.jsonl")
+    record = jsonl.read(out / "train.jsonl")
     rates = [record.config["lr"], *(row["lrs"][0] for row in record.rows)]
     lowered = sum(after < before for before, after in pairwise(rates))
     rate = f"lowered {lowered} times, to" if lowered else "not lowered:"
@@ -158,7 +158,7 @@ def draw(out: Path) -> Path:
     Returns:
         The figure, `out/train.png`.
     """
-    record = records.read(out / "train.jsonl")
+    record = jsonl.read(out / "train.jsonl")
     figure = drawing.training(record.rows, record.config["lr"], title=record.config["task"])
     return drawing.write_figure(figure, out / "train.png", dpi=150)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from equilibrate.report.tables import Table, to_markdown
+from equilibrate_paper.output.markdown import Table, to_markdown
 
 
 def test_markdown_has_a_heading_and_a_line_for_each_row():
