@@ -21,9 +21,8 @@ from decision_oracle import BOUNDS, oracle
 from decision_processes import Process, simulate
 from decision_rules import stationary
 from decisions import score
-from harness import write
-
 from equilibrate.rules import Stationary
+from harness import write
 
 OUT = Path(__file__).parent / "results" / "decision_limits.json"
 _ONE = np.full(1, 0.02)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-
 from equilibrate._engine.relation.trace import CAPACITY, WIDTH, Sketch
 from equilibrate._engine.sharding import Layout
+from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 EARLY = 0.05

@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 from decision_processes import Array, Run, stride
+from equilibrate.rules import Stationary
 from numpy.typing import NDArray
 
 from equilibrate.estimates import student_quantile
-from equilibrate.rules import Stationary
 from equilibrate.stationarity import assess
 
 Fired = NDArray[np.int64]

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 from decision_processes import EARLY, Process, Run, processes, simulate
 from decision_rules import Fired, diffusing, missing, rules, sasa, several, stationary
-from harness import write
-
 from equilibrate.rules import Stationary
+from harness import write
 
 OUT = Path(__file__).parent / "results" / "decisions.json"
 _DEFAULT = Stationary()

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from equilibrate.gains import Forecast, Losses
+from equilibrate.rules import Gain
 
 from equilibrate import Reading
 from equilibrate.estimates import Estimate
-from equilibrate.gains import Forecast, Losses
-from equilibrate.rules import Gain
 
 ROOT = Path(__file__).parents[1]
 FIGURE = ROOT / "docs" / "figures" / "forecast.png"

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from equilibrate.gains import Forecast, Losses, average
+from equilibrate.rules import Gain
 from torch import Tensor
 
 import equilibrate as eq
-from equilibrate.gains import Forecast, Losses, average
-from equilibrate.rules import Gain
 from equilibrate.solvable import Quadratic, exponential_match, lagged_excess
 
 OUT = Path(__file__).parent / "results" / "gain_rule.json"

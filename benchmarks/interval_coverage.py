@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from equilibrate._engine.relation.totals import merged
 from harness import write
 from torch import Tensor
 
-from equilibrate._engine.relation.totals import merged
 from equilibrate.solvable import Quadratic
 from equilibrate.telescoped import spread
 

@@ -92,7 +92,9 @@ def test_it_waits_while_the_loss_falls_and_begins_in_the_last_tenth():
 
 def test_warm_up_is_linear_and_counts():
     run = Run(500, lrs=(0.1, 0.02), warmup_steps=10).train(500)
-    assert np.array(run.rates[:11])[:, 0] == pytest.approx([0.01 * min(t + 1, 10) for t in range(11)])
+    assert np.array(run.rates[:11])[:, 0] == pytest.approx(
+        [0.01 * min(t + 1, 10) for t in range(11)]
+    )
     assert run.rates[5][1] == pytest.approx(0.2 * run.rates[5][0])
     assert run.scheduler.last_decision.lowered
     assert run.rates[-1] == pytest.approx(
@@ -174,7 +176,9 @@ def test_losses_that_are_not_finite_are_left_out():
 
 def test_a_run_without_losses_is_told_once_and_still_decays():
     run = Run(600)
-    with pytest.warns(UserWarning, match=r"no loss was handed over, .* scheduler.step\(loss\)") as told:
+    with pytest.warns(
+        UserWarning, match=r"no loss was handed over, .* scheduler.step\(loss\)"
+    ) as told:
         run.train(600, handed=lambda loss: None)
     assert len(told) == 1
     assert run.scheduler.last_decision.step == 540
@@ -183,20 +187,24 @@ def test_a_run_without_losses_is_told_once_and_still_decays():
 def test_steps_that_no_hook_saw_are_warned_of():
     run = Run(600)
     run.scheduler.detach()
-    with pytest.warns(UserWarning, match=r"no optimizer step was seen in 100 calls .* eq.measure"):
+    with pytest.warns(UserWarning, match=r"no optimizer step was seen in many calls .* eq.measure"):
         run.train(150)
 
 
 @pytest.mark.parametrize(("calls", "steps"), [(2, 1), (1, 2)])
 def test_calls_that_do_not_match_the_steps_are_warned_of(calls, steps):
     run = Run(1000)
-    with pytest.warns(UserWarning, match=r"step\(\) was called \d+ times in \d+ optimizer steps"):
+
+    def loop():
         for _ in range(200):
             for _ in range(steps):
                 run.params[0].grad = torch.ones(40, dtype=torch.float64)
                 run.optimizer.step()
             for _ in range(calls):
                 run.scheduler.step(1.0)
+
+    with pytest.warns(UserWarning, match=r"not called once after every optimizer step \(at first"):
+        loop()
 
 
 def test_a_training_that_continues_at_a_rate_of_zero_is_told_once():
@@ -227,7 +235,9 @@ def test_wrong_arguments_are_named(arguments, message):
 @pytest.mark.parametrize("loss", ["1", True, torch.ones(2), torch.tensor(1), [1.0]])
 def test_what_is_not_a_loss_is_named(loss):
     run = Run()
-    with pytest.raises(TypeError, match="loss must be a number or a floating-point tensor with one"):
+    with pytest.raises(
+        TypeError, match="loss must be a number or a floating-point tensor with one"
+    ):
         run.scheduler.step(loss)
 
 
@@ -270,7 +280,7 @@ def test_an_undefined_forecast_or_slope_is_waited_for():
 
 @pytest.mark.parametrize(("ratio", "least", "most"), [(1.0, 0.0, 0.05), (3.0, 0.9, 1.0)])
 def test_error_rate_of_the_comparison(ratio, least, most):
-    """Where both gains are equal it acts in 2.5 % of 400 cases, less than 5 % but for one in 400."""
+    """Where both gains are equal it acts in 2.5 % of 400 cases; more than 5 % has p < 0.003."""
     random = np.random.default_rng(0)
     acts = [
         compare(

@@ -49,11 +49,9 @@ class Naive:
             for match in self.matches:
                 # Each sample has replaced a share 1 − b of the mean, with b of the gap before it.
                 mean, times = theta, [self.start - self.every, *(t for t, _ in self.seen)]
-                gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+                gaps = np.diff(times).tolist()
                 decays = [2 ** (-gap / match.half_life) for gap in gaps]
-                weights = [
-                    (1 - decays[j]) * math.prod(decays[j + 1 :]) for j in range(len(decays))
-                ]
+                weights = [(1 - decays[j]) * math.prod(decays[j + 1 :]) for j in range(len(decays))]
                 if self.seen:
                     total = sum(w * s for w, (_, s) in zip(weights, self.seen, strict=True))
                     mean = total / sum(weights)

@@ -48,7 +48,12 @@ class World:
         self.monitor = eq.Monitor(self.optimizer, every=every)
         if kind == "fdr":
             self.scheduler = eq.FDRScheduler(
-                self.optimizer, 1.0, FACTOR, min_lr=MIN_LR, min_steps=MIN_STEPS, monitor=self.monitor
+                self.optimizer,
+                1.0,
+                FACTOR,
+                min_lr=MIN_LR,
+                min_steps=MIN_STEPS,
+                monitor=self.monitor,
             )
             self.forecaster = eq.Forecaster(self.optimizer, [4 * every], every)
         else:
@@ -229,13 +234,13 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.moved_unseen)
     @rule()
     def keep_a_checkpoint(self):
-        twin = self.twin.start, list(self.twin.rows), self.comparable
+        twin = self.twin.start, list(self.twin.rows)
         self.saved = self.straight.state(), twin, self.straight.loss
 
     @precondition(lambda self: self.saved is not None)
     @rule()
     def return_to_the_checkpoint(self):
-        state, (start, rows, comparable), loss = self.saved
+        state, (start, rows), loss = self.saved
         for world in self.each():
             other = world.reloaded(in_a_file=False)  # a decay that has begun ended its forecaster
             other.load(copy.deepcopy(state))
@@ -292,7 +297,9 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:step\\(\\) was called", "ignore:no optimizer step was seen")
+@pytest.mark.filterwarnings(
+    "ignore:step\\(\\) is not called once", "ignore:no optimizer step was seen"
+)
 def test_whatever_happens_both_worlds_and_the_twin_agree():
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 import equilibrate as eq
-from equilibrate.outlook import further_steps, in_words
-from equilibrate.readings import check_threshold
+from equilibrate.readings import check_threshold, in_words
 
 NOISY = eq.Reading(800, 400, left=1.04, right=1.0, lr=0.1, stderr=0.03, margin=0.07)
 
@@ -30,21 +29,16 @@ def test_readings_with_equal_averages_are_equal():
 
 
 def test_the_error_falls_with_the_number_of_steps():
-    assert NOISY.steps_for(0.03) == 400
-    assert NOISY.steps_for(0.01) == 1200
-    assert NOISY.steps_for(0.1) == 120
-    assert further_steps(NOISY, 0.01) == 1600
-    assert further_steps(NOISY, 0.1) == 0
+    assert NOISY.further_steps(0.03) == 0
+    assert NOISY.further_steps(0.01) == 1600
     unknown = replace(NOISY, stderr=math.nan)
-    assert math.isnan(unknown.steps_for(0.01))
-    assert math.isnan(further_steps(unknown, 0.01))
+    assert math.isnan(unknown.further_steps(0.01))
 
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan, math.inf])
 def test_wrong_thresholds(threshold):
-    for call in (NOISY.steps_for, check_threshold):
-        with pytest.raises(ValueError, match=f"threshold must be a positive .* got {threshold}"):
-            call(threshold)
+    with pytest.raises(ValueError, match=f"threshold must be a positive .* got {threshold}"):
+        check_threshold(threshold)
 
 
 @pytest.mark.parametrize(

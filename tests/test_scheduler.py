@@ -229,7 +229,9 @@ def training(steps, folder=None, state=None, momentum=0.0):
         generator = torch.Generator().manual_seed(t)
         x = torch.randn(8, 5, generator=generator)
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x[:, :1] + torch.randn(8, 1, generator=generator)).backward()
+        nn.functional.mse_loss(
+            model(x), x[:, :1] + torch.randn(8, 1, generator=generator)
+        ).backward()
         optimizer.step()
         scheduler.step()
         decisions.append((t, repr(scheduler.last_decision)))
@@ -296,9 +298,13 @@ def test_steps_that_are_never_seen_are_warned_of_once():
     run = Balanced()
     run.scheduler.detach()
     run.train(steps=60)
-    with pytest.warns(UserWarning, match=r"no optimizer step was seen in 50 calls .* eq.measure"):
+
+    def loop():
         for _ in range(200):
             run.scheduler.step()
+
+    with pytest.warns(UserWarning, match=r"no optimizer step was seen in 50 calls .* eq.measure"):
+        loop()
     assert run.lrs() == [0.5]
 
 

@@ -1,4 +1,4 @@
-"""Tells what a training run would be worth if it were cooled down now, and cools it down in time."""
+"""Tells what a training run would be worth if it were cooled down now, and cools it down."""
 
 from __future__ import annotations
 

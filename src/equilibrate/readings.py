@@ -24,8 +24,8 @@ class Reading:
         >>> reading = Reading(400, 200, left=1.02, right=1.0, lr=0.1, stderr=0.04, margin=0.07)
         >>> reading
         Reading(step=400, count=200, left=1.02, right=1, lr=0.1, residual=0.020 ± 0.070)
-        >>> reading.steps_for(0.01)
-        800
+        >>> reading.further_steps(0.01)
+        1200
     """
 
     step: int
@@ -42,6 +42,7 @@ class Reading:
     """Standard error of `residual`; nan if it is not known."""
     margin: float = field(default=math.nan, compare=False)
     """Half the width of the 95 % confidence interval of `residual`; nan if it is not known."""
+
     @property
     def residual(self) -> float:
         """left/right − 1; nan if it is undefined (see `undefined`)."""
@@ -58,22 +59,21 @@ class Reading:
         """
         return self.residual - self.margin, self.residual + self.margin
 
-    def steps_for(self, threshold: float) -> float:
-        """Return how many steps the window must have for `stderr` to fall to a threshold.
+    def further_steps(self, threshold: float) -> float:
+        """Return how many steps later `stderr` will have fallen to a threshold.
 
         The error falls as 1/n with the number n of steps in the window, once that exceeds the
-        relaxation time. A drift makes the answer larger than it would be without.
+        relaxation time, and the window, the later half of the steps, grows by one step in two. A
+        drift makes the answer larger than it would be without.
 
         Args:
             threshold: A bound on |residual|.
 
         Returns:
-            A whole number of steps, which is below `count` if the error is below the threshold
-            already; nan if the error is not known.
+            A whole number of steps, zero if the error is below; nan if it is not known.
         """
-        check_threshold(threshold)
-        steps = self.count * self.stderr / threshold
-        return math.ceil(steps) if math.isfinite(steps) else steps
+        needed = self.count * self.stderr / threshold
+        return 2 * max(0, math.ceil(needed) - self.count) if math.isfinite(needed) else needed
 
     @property
     def difference(self) -> float:
@@ -125,3 +125,17 @@ def check_threshold(threshold: float) -> None:
     """
     if not lies_between(threshold, 0, math.inf):
         raise ValueError(f"threshold must be a positive number such as 0.01, got {threshold!r}")
+
+
+def in_words(steps: float) -> str:
+    """Return a number of steps to two digits, for people to read.
+
+    Args:
+        steps: A number of steps.
+
+    Example:
+        >>> in_words(8957), in_words(1_234_567), in_words(42)
+        ('9,000', '1,200,000', '42')
+    """
+    digits = max(0, math.floor(math.log10(max(steps, 1))) - 1)
+    return f"{round(steps, -digits):,.0f}"

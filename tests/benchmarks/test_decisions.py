@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from equilibrate.rules import Stationary
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

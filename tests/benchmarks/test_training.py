@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from equilibrate.rules import Verdict
 
 import equilibrate as eq
-from equilibrate.rules import Verdict
 
 
 @pytest.fixture

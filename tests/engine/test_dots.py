@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from equilibrate._engine.arithmetic.dots import gram, products
 
 

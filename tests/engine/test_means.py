@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from support.device import DEVICE
-
 from equilibrate._engine.arithmetic.means import GivenMeans, TorchMeans, choose
+from support.device import DEVICE
 
 triton = pytest.importorskip("triton")
 

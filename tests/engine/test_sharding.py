@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
-
 from equilibrate._engine import sharding
 from equilibrate._engine.sharding import Layout
+from torch import nn
 
 
 def test_plain_parameters_are_whole():

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from support.device import DEVICE
-
 from equilibrate._engine.arithmetic.sums import TorchSums, choose
 from equilibrate._engine.optimizer.updates import Update
+from support.device import DEVICE
 
 triton = pytest.importorskip("triton")
 

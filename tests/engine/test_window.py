@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from equilibrate._engine.relation.window import Window
 from hypothesis import given
 from hypothesis import strategies as st
-
-from equilibrate._engine.relation.window import Window
 
 
 def row(value, length):

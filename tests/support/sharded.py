@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from equilibrate._engine import sharding
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -28,7 +29,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import equilibrate as eq
-from equilibrate._engine import sharding
 
 BATCH = 8
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from equilibrate import estimates
 from equilibrate._arguments import check_steps
-from equilibrate.estimates import Estimate, mean
+from equilibrate.estimates import Estimate
 from equilibrate.forecast.match import exponential_match
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import exchanged
@@ -121,7 +122,9 @@ class Forecaster(Watcher):
         )
 
     @contextmanager
-    def averaged(self, model: nn.Module | None = None, horizon: int | None = None) -> Iterator[None]:
+    def averaged(
+        self, model: nn.Module | None = None, horizon: int | None = None
+    ) -> Iterator[None]:
         """Give the parameters their averaged values for a block, to evaluate or to save a model.
 
         Averaging removes the noise that a cooldown would remove, at any time of a training and
@@ -140,11 +143,6 @@ class Forecaster(Watcher):
 
         Yields:
             None.
-
-        Raises:
-            TypeError: If `model` is not a module.
-            ValueError: If `horizon` is not one of `horizons`, or `model` has none of the
-                optimizer's parameters.
 
         Example:
             >>> import torch
@@ -258,6 +256,9 @@ class Forecaster(Watcher):
 
         Args:
             deferred: Whether the gradients are only known after the step.
+
+        Raises:
+            RuntimeError: If the parameters have their averaged values.
         """
         if self._exchanged:
             raise RuntimeError(
@@ -368,7 +369,7 @@ class Forecaster(Watcher):
             return none("gradients were not finite")
         if not values.any():
             return none("no parameter had a gradient other than zero")
-        return Forecast(horizon, mean(values), self._step)
+        return Forecast(horizon, estimates.mean(values), self._step)
 
     def _means(self) -> list[list[Tensor]]:
         """Return the means in the order of the parameters, distributed as these are."""

@@ -46,9 +46,6 @@ class Losses:
 
         Args:
             loss: A number, a tensor with one element, which is not waited for, or None.
-
-        Raises:
-            TypeError: If it is something else.
         """
         if self._window is None:
             device = loss.device if isinstance(loss, Tensor) else torch.device("cpu")

@@ -42,9 +42,9 @@ def exponential_match(steps: int, every: int = 1) -> Match:
     loss. The parameters enter the mean m at one random step in each block of k, so that the gaps
     between two such steps are k + p − q with positions p, q from 0 to k − 1, and m decays by
     b = 2^(−gap/half-life) over each. With r = exp(−x·gap/n), the correlation w of m with θ right
-    after a step at position p obeys w_p = ⟨b r w_q + 1 − b⟩_q, and c times ½⟨(θ − m)·g⟩ is the share
-    c(1 − ⟨r w_q⟩_pq). For slow modes both shares are proportional to x, and equal if c times the
-    mean age of m is n/3, which sets the half-life. The factor c is the one with the smallest
+    after a step at position p obeys w_p = ⟨b r w_q + 1 − b⟩_q, and c times ½⟨(θ − m)·g⟩ is the
+    share c(1 − ⟨r w_q⟩_pq). For slow modes both shares are proportional to x, and equal if c times
+    the mean age of m is n/3, which sets the half-life. The factor c is the one with the smallest
     relative error over all modes.
 
     Args:

@@ -6,9 +6,9 @@ Between two measurements, after the steps s and T,
 
     Σ η(L − R) = [−(1−μ)(N_T − N_s)/2 + μ(Q_T − Q_s)] / (1−ν),        N = |θ|², Q = ηθ·b
 
-with a term μ(η_old − η_new)θ·b for each change of η in between. After a measured step Q is θ′·d. For
-a single step N_T − N_s = −2θ′·d − d², so that no norm is needed. ηR = (1+μ)/(2(1−ν)) d² is sampled
-at the measured steps. The step form of any other optimizer is the case μ = ν = 0.
+with a term μ(η_old − η_new)θ·b for each change of η in between. After a measured step Q is θ′·d.
+For a single step N_T − N_s = −2θ′·d − d², so that no norm is needed. ηR = (1+μ)/(2(1−ν)) d² is
+sampled at the measured steps. The step form of any other optimizer is the case μ = ν = 0.
 """
 
 from __future__ import annotations
@@ -228,9 +228,7 @@ class Ledger:
         if column is None and norm:
             slot[:, NORM] = scratch[:, NORM]
 
-    def _note(
-        self, step: int, made: Scalar, update: Update, sampled: Scalar | None
-    ) -> None:
+    def _note(self, step: int, made: Scalar, update: Update, sampled: Scalar | None) -> None:
         """Take what was written as the end of the open interval, and as the start of another."""
         assert self._begun is not None
         length = step - self._begun

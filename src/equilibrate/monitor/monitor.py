@@ -119,9 +119,6 @@ class Monitor(Watcher):
         Returns:
             The table.
 
-        Raises:
-            ValueError: If neither the monitor nor the optimizer was given the names of parameters.
-
         Example:
             >>> import torch
             >>> model = torch.nn.Linear(3, 2)
@@ -448,7 +445,11 @@ class Readings:
 
 
 def _names(model: nn.Module) -> dict[int, str]:
-    """Return the name of each parameter of a model by its identity."""
+    """Return the name of each parameter of a model by its identity.
+
+    Raises:
+        TypeError: If it is not a model.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be the torch.nn.Module that is optimized, got {type(model).__name__}"

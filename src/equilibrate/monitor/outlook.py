@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from equilibrate.monitor.weight_decay import WeightDecay
-from equilibrate.readings import Reading, check_threshold
+from equilibrate.readings import Reading, check_threshold, in_words
 
 
 def outlook(
@@ -58,41 +58,6 @@ will not equilibrate in this run
     return f"{first}; {_about_norm(decays, ratio, since, remaining)}"
 
 
-def further_steps(reading: Reading, threshold: float) -> float:
-    """Return how many steps later the standard error will have fallen to a threshold.
-
-    The window is the later half of the steps, so it grows by one step in two.
-
-    Args:
-        reading: A reading of a half-running window.
-        threshold: The bound on its standard error.
-
-    Returns:
-        A whole number of steps, zero if the error is below; nan if it is not known.
-
-    Example:
-        >>> reading = Reading(400, 200, left=1.02, right=1.0, lr=0.1, stderr=0.04)
-        >>> further_steps(reading, 0.01)
-        1200
-    """
-    steps = reading.steps_for(threshold)
-    return steps if math.isnan(steps) else 2 * max(0, steps - reading.count)
-
-
-def in_words(steps: float) -> str:
-    """Return a number of steps to two digits, for people to read.
-
-    Args:
-        steps: A number of steps.
-
-    Example:
-        >>> in_words(8957), in_words(1_234_567), in_words(42)
-        ('9,000', '1,200,000', '42')
-    """
-    digits = max(0, math.floor(math.log10(max(steps, 1))) - 1)
-    return f"{round(steps, -digits):,.0f}"
-
-
 def relaxing_steps(ratio: float, since: int, relaxation: float) -> float:
     """Return after how many further steps the mean of a relaxing residual has fallen by a ratio.
 
@@ -123,7 +88,7 @@ def _log_mean(x: float) -> float:
 
 
 def _about_noise(reading: Reading, threshold: float) -> str:
-    size, noise = abs(reading.residual), further_steps(reading, threshold)
+    size, noise = abs(reading.residual), reading.further_steps(threshold)
     if not noise:
         return f"|L/R − 1| = {size:.3g}, with a standard error below {threshold:g}"
     if math.isnan(noise):

@@ -1,4 +1,4 @@
-"""Learning rate schedules that act on what is measured: `Cooldown`, and the paper's `FDRScheduler`."""
+"""Learning rate schedules that act on what is measured: `Cooldown`, and the paper's."""
 
 from equilibrate.schedulers.cooldown import Cooldown
 from equilibrate.schedulers.decision import Decision

@@ -228,8 +228,10 @@ class Cooldown(LRScheduler):
         left = self.total_steps - step
         self._warn_of_mismatch(step)
         if self._losses.is_empty():
-            self._warn("loss", "no loss was handed over, without which the decay begins only when "
-                       f"{_SHORTEST:.0%} of the steps are left: call scheduler.step(loss)")  # fmt: skip
+            self._warn(
+                "no loss was handed over, without which the decay begins only when "
+                f"{_SHORTEST:.0%} of the steps are left: call scheduler.step(loss)"
+            )
         act, reason = compare(self.forecaster.forecast(), self._losses.fall(), left)
         if not act and left <= max(1, _SHORTEST * self.total_steps):
             act, reason = True, f"{_SHORTEST:.0%} of the steps are left ({reason})"
@@ -266,21 +268,29 @@ class Cooldown(LRScheduler):
         calls, seen = step - self._seen[0], self.forecaster.step - self._seen[1]
         self._seen = step, self.forecaster.step
         if seen == 0:
-            self._warn("unseen", f"no optimizer step was seen in {calls} calls of step(): step the "
-                       "optimizer that the scheduler was created with, and wrap compiled or "
-                       "captured steps in `with eq.measure(optimizer):`")  # fmt: skip
+            self._warn(
+                "no optimizer step was seen in many calls of step(): step the optimizer that the "
+                "scheduler was created with, and wrap compiled or captured steps in "
+                "`with eq.measure(optimizer):`"
+            )
         elif not calls / 1.5 <= seen <= 1.5 * calls:
-            self._warn("rate", f"step() was called {calls} times in {seen} optimizer steps, and "
-                       f"total_steps={self.total_steps} counts calls: call scheduler.step(loss) "
-                       "once after every optimizer step")  # fmt: skip
+            self._warn(
+                "step() is not called once after every optimizer step (at first "
+                f"{calls} times in {seen} of them), and total_steps={self.total_steps} counts "
+                "calls: call scheduler.step(loss) after every optimizer step"
+            )
 
     def _warn_of_overrun(self) -> None:
         if not any(read_lrs(self.optimizer)):
-            self._warn("overrun", f"the training continues after total_steps={self.total_steps}, "
-                       "where the learning rate is 0: pass the number of optimizer steps of the "
-                       "training, not of epochs, or a min_lr")  # fmt: skip
+            self._warn(
+                f"the training continues after total_steps={self.total_steps}, where the learning "
+                "rate is 0: pass the number of optimizer steps of the training, not of epochs, or "
+                "a min_lr"
+            )
 
-    def _warn(self, kind: str, message: str) -> None:
+    def _warn(self, message: str) -> None:
+        """Warn once of each kind."""
+        kind = message[:20]
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, stacklevel=5)

@@ -15,12 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equilibrate._arguments import check_steps, lies_between
 from equilibrate.monitor.monitor import Monitor
-from equilibrate.monitor.outlook import further_steps, in_words
-from equilibrate.readings import Reading, check_threshold
+from equilibrate.readings import Reading, check_threshold, in_words
 from equilibrate.schedulers.decision import Decision
 from equilibrate.watching.hooks import unwrap
 from equilibrate.watching.rates import lower_bounds, read_lrs, write_lrs
-
 
 _IDLE = 50
 """Calls without a step after which to warn: more than most loops accumulate gradients over."""
@@ -106,7 +104,7 @@ about 1,200 more steps
             return ""
         if abs(reading.residual) < self.threshold:
             return f" (standard error {reading.stderr:.2g})"
-        more = in_words(further_steps(reading, self.threshold))
+        more = in_words(reading.further_steps(self.threshold))
         remark = f", but the standard error, {reading.stderr:.2g}, is above {self.threshold:g} too"
         return f"{remark}, for about {more} more steps"
 
@@ -196,7 +194,7 @@ class FDRScheduler(LRScheduler):
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         if getattr(self, "_is_initial", False) or epoch == 0:
             if epoch == 0:
-                write_lrs(self.optimizer, self.base_lrs)
+                write_lrs(self.optimizer, [float(lr) for lr in self.base_lrs])
             self._start()
         elif (decision := self._decide()) is not None:
             self.last_decision = decision
@@ -349,7 +347,11 @@ def _settings_of(rule: Rule) -> dict[str, Any]:
 
 
 def _with_settings(rule: Rule, settings: dict[str, Any]) -> Rule:
-    """Return a rule of the same class with other settings; itself if it is not a dataclass."""
+    """Return a rule of the same class with other settings; itself if it is not a dataclass.
+
+    Raises:
+        ValueError: If the settings are of another class.
+    """
     found = dict(settings)
     if (kind := found.pop("name")) != type(rule).__name__:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a cooldown gains on a quadratic, exactly, and what an average of the parameters tells of it."""
+"""What a cooldown of a quadratic gains, exactly, and what an average of parameters tells of it."""
 
 from __future__ import annotations
 
@@ -84,19 +84,14 @@ def lagged_excess(model: Quadratic, half_life: float, every: int = 1) -> float:
         >>> print(f"{lagged_excess(model, half_life=86) / model.excess_loss:.3f}")
         0.557
     """
-    d, blocks = len(model.hessian), round(40 * half_life / every) + 2
-    powers = [torch.linalg.matrix_power(model.transition, gap) for gap in range(1, 2 * every)]
-    decays = [2 ** (-gap / half_life) for gap in range(1, 2 * every)]
-    after = [torch.zeros_like(model.state_covariance)] * every
-    lagged = after
-    for _ in range(blocks):
-        lagged, moved = [], []
-        for p in range(every):
-            gaps = [every + p - q - 1 for q in range(every)]
-            kept = [powers[gap] @ after[q] for q, gap in enumerate(gaps)]
-            lagged.append(sum(kept) / every)
-            taken = sum(1 - decays[gap] for gap in gaps) / every * model.state_covariance
-            moved.append(sum(decays[g] * k for g, k in zip(gaps, kept, strict=True)) / every + taken)
-        after = moved
-    mean = sum(lagged) / every
-    return model.excess_loss - product_trace(model.hessian, mean[:d, :d]) / 2
+    d, positions = len(model.hessian), torch.arange(every)
+    gaps = every + positions[:, None] - positions  # from position q to position p of the next block
+    powers = [torch.linalg.matrix_power(model.transition, gap) for gap in range(2 * every)]
+    kept = torch.stack(powers)[gaps]
+    decay = (2.0 ** (-gaps.double() / half_life)).to(kept)[..., None, None]
+    taken = (1 - decay).mean(1) * model.state_covariance
+    after = torch.zeros_like(taken)
+    for _ in range(round(40 * half_life / every) + 2):
+        after = (decay * kept @ after).mean(1) + taken
+    lagged = (kept @ after).mean((0, 1))
+    return model.excess_loss - product_trace(model.hessian, lagged[:d, :d]) / 2

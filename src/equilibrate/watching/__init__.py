@@ -1,1 +1,1 @@
-"""One way to watch the steps of any optimizer: hooks, buckets of parameters, sums, shards, state."""
+"""One way to watch the steps of any optimizer: hooks, parameters in buckets, sums, shards."""

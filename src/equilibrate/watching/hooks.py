@@ -57,7 +57,8 @@ class StepHooks:
             optimizer.register_step_post_hook(self._after),
         ]
         # Before any other hook, which may clear gradients or edit parameters.
-        optimizer._optimizer_step_post_hooks.move_to_end(handles[1].id, last=False)
+        hooks: Any = optimizer._optimizer_step_post_hooks
+        hooks.move_to_end(handles[1].id, last=False)
         self.remove = weakref.finalize(listener, _remove, handles)
         """Removes the hooks."""
         _attached.setdefault(optimizer, weakref.WeakSet()).add(self)

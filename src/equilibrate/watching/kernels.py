@@ -1,7 +1,7 @@
-"""`Sums` and `Means` in one launch each: every tensor is read once, through a table of addresses."""
+"""`Sums` and `Means` in one launch each: every tensor is read once."""
 
 # pyright: reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Chunks:
             runner(*(a.data_ptr() if isinstance(a, Tensor) else a for a in given), stream=stream)
 
     def arranged(self, tensors: Optionals) -> Optionals:
-        """Return tensors with the dtype and the order of elements in memory of those given first."""
+        """Return tensors with the dtype and order of elements in memory of those given first."""
         found = [t for t in tensors if t is not None]
         if any(map(_is_sparse, found)) or {*map(_dtype, found)} - {self.dtype}:
             tensors = [t if t is None else _dense(t).to(self.dtype) for t in tensors]
@@ -259,9 +259,7 @@ class TritonMeans:
         self._flat = torch.zeros(count, sum(sizes), dtype=self._kept, device=device)
         offsets = [sum(sizes[:t]) for t in range(len(sizes))]
         self._offset_of = send(offsets, torch.int64, device)
-        self._weights = send(
-            [[float(weights[t]) for t in chunks.tensor_of]], torch.float64, device
-        )
+        self._weights = send([[float(weights[t]) for t in chunks.tensor_of]], torch.float64, device)
         self._parts = torch.zeros(len(chunks), count, dtype=torch.float64, device=device)
         self._views = [_views(mean, params) for mean in self._flat]
 

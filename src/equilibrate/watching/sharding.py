@@ -143,7 +143,11 @@ def device_for(group: Any, device: torch.device) -> torch.device:
 
 
 def _groups_of(param: Tensor) -> list[Any]:
-    """Return the groups over which a parameter is sharded, one for each mesh dimension."""
+    """Return the groups over which a parameter is sharded, one for each mesh dimension.
+
+    Raises:
+        ValueError: If it is partial, or a shard of FSDP1.
+    """
     distributed = as_dtensor(param)
     if distributed is None:
         if getattr(param, "_fsdp_flattened", False):
