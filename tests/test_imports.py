@@ -72,6 +72,7 @@ def test_a_class_name_occurs_once():
     names = Counter(
         node.name
         for part in ORDER
+        if part != "integrations"  # each trainer has a callback of the same name
         for path in files(part)
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = [
-    "equilibrate.cli.app",
+    "equilibrate.cli",
     "sklearn.datasets",
     "support.checkpointed",
     "support.sharded",
