@@ -35,9 +35,11 @@ CORE = ORDER[: ORDER.index("record")]
 
 
 def files(part):
-    return [SOURCE / f"{part}.py"] if (SOURCE / f"{part}.py").exists() else [
-        *(SOURCE / part).rglob("*.py")
-    ]
+    return (
+        [SOURCE / f"{part}.py"]
+        if (SOURCE / f"{part}.py").exists()
+        else [*(SOURCE / part).rglob("*.py")]
+    )
 
 
 def imported(part):

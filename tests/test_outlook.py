@@ -14,7 +14,11 @@ from equilibrate.monitor.weight_decay import WeightDecay, weight_decay_of
 DRIFTING = eq.Reading(8000, 4000, left=0.3, right=1.0, lr=1e-3, stderr=0.02, margin=0.04)
 NOISY = replace(DRIFTING, left=0.97)
 QUIET = replace(DRIFTING, left=0.995, stderr=0.004, margin=0.008)
-SLOW, NONE, UNKNOWN = WeightDecay(1e-5, 50_000), WeightDecay(0.0, math.inf), WeightDecay(math.nan, math.nan)
+SLOW, NONE, UNKNOWN = (
+    WeightDecay(1e-5, 50_000),
+    WeightDecay(0.0, math.inf),
+    WeightDecay(math.nan, math.nan),
+)
 
 
 def groups(kind, *settings):

@@ -154,7 +154,9 @@ def test_zero_redundancy_readings_are_those_of_the_step_form(processes):
 @pytest.mark.parametrize("use_orig_params", [False, True])
 def test_fsdp1_is_refused(processes, use_orig_params):
     for error in processes.run(sharded.fsdp1, use_orig_params):
-        assert error.startswith("ValueError: the optimizer holds shards of FullyShardedDataParallel")
+        assert error.startswith(
+            "ValueError: the optimizer holds shards of FullyShardedDataParallel"
+        )
 
 
 def test_traces_agree_and_equal_that_of_a_single_process(processes):

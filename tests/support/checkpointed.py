@@ -21,7 +21,7 @@ SAVED, LAST = 3, 6
 def start(model, kind):
     optimizer = optimizer_for(model, kind)
     monitor = eq.Monitor(optimizer, model, every=4)
-    scheduler = eq.FDRScheduler(optimizer, threshold=1e9, factor=0.5, min_steps=8, monitor=monitor)
+    scheduler = eq.FDRScheduler(optimizer, threshold=1e9, factor=0.5, min_steps=4, monitor=monitor)
     return optimizer, scheduler
 
 
