@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 
 import pytest
 import torch
-from support.monitored import FORMS, DecayedSGD, Loop, noisy_gradients, small_model
+from support.monitored import FORMS, Loop, decayed, noisy_gradients, small_model
 from support.naive import Twin
 from torch import nn
 from torch.optim import SGD, Adam
@@ -25,11 +26,33 @@ def fail():
     raise InterruptedError
 
 
+class Descent(torch.optim.Optimizer):
+    """Gradient descent."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if closure is not None:
+            closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(p.grad, alpha=group["lr"])
+
+
 @everies
 @pytest.mark.parametrize("fails", ["before", "inside", "after"])
-def test_a_step_that_calls_its_parents_counts_once_after_an_error_too(fails, every):
-    """It is raised before the inner step, inside it, and after it."""
-    loop = Loop(lambda p: DecayedSGD(p, lr=0.1), every)
+@pytest.mark.parametrize("used", [False, True])
+def test_a_step_that_calls_its_parents_counts_once_after_an_error_too(used, fails, every):
+    """It is raised before the inner step, inside it, and after it.
+
+    Torch calls hooks around the steps of those classes alone of which there was an instance.
+    """
+    parent = type("Parent", (Descent,), {"step": copy.copy(Descent.__dict__["step"])})
+    if used:
+        parent([nn.Parameter(torch.ones(1))], lr=0.1)
+    loop = Loop(lambda p: decayed(parent)(p, lr=0.1), every)
     loop.run(17)
     for _ in range(3):
         loop.backward()

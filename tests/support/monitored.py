@@ -141,21 +141,24 @@ class HalvedSGD(SGD):
                 p.sub_(group["lr"] / 2 * p.grad)
 
 
-class DecayedSGD(SGD):
-    """Decays the weights by itself and leaves the rest to its parent."""
+def decayed(parent: type[Optimizer]) -> Any:
+    """A class that decays the weights by itself and leaves the rest of a step to its parent."""
 
-    fails = ""
+    class Decayed(parent):
+        fails = ""
 
-    @torch.no_grad()
-    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.fails == "before":
-            raise InterruptedError
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.mul_(0.99)
-        super().step(closure)
-        if self.fails == "after":
-            raise InterruptedError
+        @torch.no_grad()
+        def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+            if self.fails == "before":
+                raise InterruptedError
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.mul_(0.99)
+            super().step(closure)
+            if self.fails == "after":
+                raise InterruptedError
+
+    return Decayed
 
 
 FORMS: dict[str, Callable[..., Optimizer]] = {
@@ -182,7 +185,7 @@ OTHERS: dict[str, Callable[[Any], Optimizer]] = {
     "SignDescent": SignDescent,
     "OddKeys": OddKeys,
     "HalvedSGD": lambda p: HalvedSGD(p, lr=0.1),
-    "DecayedSGD": lambda p: DecayedSGD(p, lr=0.1),
+    "decayed SGD": lambda p: decayed(SGD)(p, lr=0.1),
 }
 """Optimizers that are read through the step form, and step without a closure."""
 if hasattr(torch.optim, "Muon"):  # not in torch 2.8
