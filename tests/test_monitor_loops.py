@@ -17,6 +17,9 @@ import equilibrate as eq
 
 forms = pytest.mark.parametrize("form", FORMS)
 everies = pytest.mark.parametrize("every", [1, 5])
+precisions = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)]
+)
 
 
 # Skipped steps --------------------------------------------------------------------------------
@@ -24,17 +27,18 @@ everies = pytest.mark.parametrize("every", [1, 5])
 
 @everies
 @forms
-def test_steps_that_gradient_scaling_skips_are_not_counted(form, every):
+@precisions
+def test_steps_that_gradient_scaling_skips_are_not_counted(dtype, tolerance, form, every):
     """A fused optimizer skips them on the device. The first one creates the buffers."""
-    loop = Loop(lambda p: FORMS[form](p, fused=True), every)
+    loop = Loop(lambda p: FORMS[form](p, fused=True), every, dtype)
     for step in range(60):
         if step in (7, 8, 20, 33, 47, 48, 49, 59):
             loop.skip()
         else:
             loop.step(lambda: fused_step(loop.optimizer, skip=False))
         if step in (9, 32, 49):
-            loop.check(1e-9)
-    assert loop.check(1e-9).step == 52
+            loop.check(tolerance)
+    assert loop.check(tolerance).step == 52
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -80,9 +84,10 @@ def test_clamps_between_steps_end_an_interval(form, every):
 
 
 @everies
+@precisions
 @pytest.mark.parametrize("how", ["zeroed", "cleared", "loaded"])
-def test_a_momentum_buffer_that_is_changed_between_steps(how, every):
-    loop = Loop(FORMS["momentum"], every)
+def test_a_momentum_buffer_that_is_changed_between_steps(how, dtype, tolerance, every):
+    loop = Loop(FORMS["momentum"], every, dtype)
     loop.run(20)
     saved = copy.deepcopy(loop.optimizer.state_dict())
     loop.run(17)
@@ -95,7 +100,7 @@ def test_a_momentum_buffer_that_is_changed_between_steps(how, every):
         loop.optimizer.load_state_dict(saved)  # without the model
     loop.twin.edit()
     loop.run(30)
-    loop.check(1e-9)
+    loop.check(tolerance)
 
 
 @everies

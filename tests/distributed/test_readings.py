@@ -151,6 +151,13 @@ def test_zero_redundancy_readings_are_those_of_the_step_form(processes):
         assert_equal(results[0], sharded.single_group(kind, every, STEPS))
 
 
+@pytest.mark.parametrize(("strategy", "kind"), [("FSDP2", "momentum"), ("TP", "adamw")])
+def test_states_of_one_process_and_of_four_are_the_same(processes, strategy, kind):
+    for expected, *others in processes.run(sharded.exchanged_states, strategy, kind, 10):
+        for found in others:
+            assert_equal(found, expected)
+
+
 @pytest.mark.parametrize("use_orig_params", [False, True])
 def test_fsdp1_is_refused(processes, use_orig_params):
     for error in processes.run(sharded.fsdp1, use_orig_params):

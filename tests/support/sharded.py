@@ -244,6 +244,29 @@ def rotations(strategy, kind, steps):
     return run(STRATEGIES[strategy], parts=parts, part=part), run(lambda model: model)
 
 
+def exchanged_states(strategy, kind, steps):
+    """Readings of a plain and a sharded run, and of monitors that have loaded the other's state."""
+    parts = parallel_of_data(strategy)
+    part = dist.get_rank() * parts // dist.get_world_size()
+    runs = []
+    for model, where in (
+        (network(), {}),
+        (STRATEGIES[strategy](network()), {"parts": parts, "part": part}),
+    ):
+        optimizer = optimizer_for(model, kind)
+        monitor = eq.Monitor(optimizer, model, every=4)
+        train(model, optimizer, steps, **where)
+        runs.append((model, optimizer, where, monitor))
+    states = [monitor.state_dict() for *_, monitor in runs]
+    found = []
+    for (model, optimizer, where, monitor), state in zip(runs, reversed(states), strict=True):
+        loaded = eq.Monitor(optimizer, model)
+        loaded.load_state_dict(state)
+        train(model, optimizer, steps, first=steps, **where)
+        found += [numbers(monitor), numbers(loaded)]
+    return found
+
+
 def without_collectives(function, *args):
     """Call a function in which no collective may be started, and return its result."""
     names = ["all_reduce", "all_gather", "broadcast", "reduce_scatter_tensor", "barrier"]
