@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from support.monitored import SGD_FORMS
 from torch import nn
 
 import equilibrate as eq
@@ -15,7 +14,16 @@ pytestmark = [
 ]
 
 STEPS = 300
-SGD = {f"SGD {form}": (torch.optim.SGD, kwargs) for form, kwargs in SGD_FORMS.items()}
+SGD = {
+    f"SGD {form}": (torch.optim.SGD, kwargs)
+    for form, kwargs in {
+        "decay": {"weight_decay": 0.05},
+        "momentum": {"momentum": 0.9},
+        "dampening": {"momentum": 0.8, "dampening": 0.4, "weight_decay": 0.02},
+        "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.02},
+        "maximize": {"maximize": True, "momentum": 0.5, "weight_decay": 0.1},
+    }.items()
+}
 OTHERS = {
     name: (kind, {})
     for name, kind in vars(torch.optim).items()
@@ -88,7 +96,7 @@ def test_no_step_waits_for_the_device(name, every):
     except RuntimeError as error:
         pytest.skip(f"the optimizer itself waits: {error}")
     model, optimizer = build(name, "cuda")
-    monitor = eq.Monitor(optimizer, every=every, named_parameters=model.named_parameters())
+    monitor = eq.Monitor(optimizer, model, every=every)
 
     def lower(t):
         if t % 20 == 7:
@@ -108,7 +116,6 @@ def test_no_step_waits_with_a_learning_rate_on_the_device(name, every):
     monitor = eq.Monitor(optimizer, every=every)
     lr = optimizer.param_groups[0]["lr"]
     batches = data("cuda", steps=40)
-    before, after = monitor._watch.before, monitor._watch.after
 
     # SGD itself turns such a learning rate into a number, so only the hooks are watched.
     monitor.detach()
@@ -117,13 +124,13 @@ def test_no_step_waits_with_a_learning_rate_on_the_device(name, every):
         (model(x) - y).square().mean().backward()
         torch.cuda.set_sync_debug_mode("error" if t > 3 else "default")
         try:
-            before()
+            monitor.before_step(deferred=False)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         optimizer.step()
         torch.cuda.set_sync_debug_mode("error" if t > 3 else "default")
         try:
-            after()
+            monitor.after_step()
             lr.mul_(0.99)
         finally:
             torch.cuda.set_sync_debug_mode("default")
@@ -155,9 +162,10 @@ def test_readings_are_those_of_a_cpu(name, every):
     readings = []
     for device in ("cpu", "cuda"):
         model, optimizer = build(name, device, torch.float64)
-        monitor = eq.Monitor(optimizer, every=every, named_parameters=model.named_parameters())
+        monitor = eq.Monitor(optimizer, model, every=every)
         train(model, optimizer, data(device, torch.float64, 60))
-        readings.append({**monitor.parameter_readings(), "all": monitor.reading()})
+        layers = {layer.name: layer.reading for layer in monitor.layers().layers}
+        readings.append({**layers, "all": monitor.reading()})
     for key, expected in readings[0].items():
         found = readings[1][key]
         assert found.count == expected.count
@@ -171,20 +179,26 @@ def test_readings_are_those_of_a_cpu(name, every):
 @pytest.mark.parametrize("name", ["SGD decay", "SGD dampening", "SGD nesterov", "AdamW"])
 def test_the_kernel_reads_what_plain_operations_read(name, dtype, monkeypatch):
     """Two monitors of the same training, one with the Triton kernel and one without."""
-    from equilibrate._engine.arithmetic import sums
-    from equilibrate._engine.relation import probe
+    from equilibrate.watching import sums
 
     model, optimizer = build(name, "cuda", dtype)
-    kernel = eq.Monitor(optimizer, every=4, named_parameters=model.named_parameters())
-    monkeypatch.setattr(probe, "choose", lambda params: sums.TorchSums())
-    plain = eq.Monitor(optimizer, every=4, named_parameters=model.named_parameters())
-    kinds = [type(monitor._watch.probes[0]._sums).__name__ for monitor in (kernel, plain)]
-    assert kinds == ["TritonSums", "TorchSums"]
+    kernel = eq.Monitor(optimizer, model, every=4)
+    monkeypatch.setattr(sums, "uses_triton", lambda params: False)
+    plain = eq.Monitor(optimizer, model, every=4)
     train(model, optimizer, data("cuda", dtype, 60))
-    for key, expected in plain.parameter_readings().items():
-        found = kernel.parameter_readings()[key]
+    pairs = zip(kernel.layers().layers, plain.layers().layers, strict=True)
+    for found, expected in ((one.reading, other.reading) for one, other in pairs):
         assert found.right == pytest.approx(expected.right, rel=1e-5)
         assert found.difference == pytest.approx(expected.difference, abs=1e-5 * expected.right)
+
+
+def test_parameters_that_were_moved_at_the_end_of_a_training_can_still_be_read():
+    model, optimizer = build("SGD momentum", "cuda")
+    monitor = eq.Monitor(optimizer, model, every=4)
+    train(model, optimizer, data("cuda", steps=40))
+    before = monitor.reading()
+    model.cpu()
+    assert monitor.reading() == before
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -204,7 +218,7 @@ def test_training_is_bit_identical_with_a_monitor(name, every):
 
 
 GRAPHS = {
-    "SGD plain": {},
+    "SGD decay": {"weight_decay": 0.05},
     "SGD momentum": {"momentum": 0.9},
     "SGD nesterov": {"momentum": 0.9, "nesterov": True},
     "Adam": {"capturable": True},
@@ -258,7 +272,7 @@ def test_measure_reads_a_replayed_graph(name, every):
     for t in range(40):
         x.copy_(xs[t])
         y.copy_(ys[t])
-        with monitor.measure():
+        with eq.measure(optimizer):
             graph.replay()
     reading = monitor.reading()
     assert (reading.step, reading.count) == (expected.step, expected.count)
@@ -280,25 +294,16 @@ def test_replays_outside_measure_are_reported():
     with torch.cuda.graph(graph):
         optimizer.step()
     graph.replay()
-    with pytest.warns(UserWarning, match=r"no optimizer step was seen.*monitor.measure\(\)"):
+    with pytest.warns(UserWarning, match=r"no optimizer step was seen.*eq.measure\("):
         assert monitor.reading().count == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "every", "copies"),
-    [
-        ("SGD decay", 1, 0),
-        ("SGD momentum", 16, 0),
-        ("SGD nesterov", 1, 0),
-        ("fused SGD momentum", 1, 0),
-        ("Adam", 1, 1),
-        ("Adam", 16, 1),
-    ],
-)
-def test_peak_memory(name, every, copies):
-    """SGD is measured without a copy of the parameters, any other optimizer with one."""
+@pytest.mark.parametrize("every", [1, 16])
+@pytest.mark.parametrize("name", ["SGD momentum", "fused SGD momentum", "Adam"])
+def test_peak_memory(name, every):
+    """A measured step needs one copy of the parameters, which is gone after it if every > 1."""
     kind, own = ALL[name]
-    peaks = []
+    peaks, kept = [], []
     for watch in (False, True):
         torch.cuda.empty_cache()
         params = [nn.Parameter(torch.randn(4_000_000, device="cuda")) for _ in range(4)]
@@ -314,7 +319,9 @@ def test_peak_memory(name, every, copies):
             optimizer.step()
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated())
+        kept.append(torch.cuda.memory_allocated())
         del monitor, params, optimizer
     size = 4 * 4 * 4_000_000
     # The rows of the window and the tables of the kernel take less than 2 MB.
-    assert peaks[1] - peaks[0] <= copies * size + 2_000_000
+    assert peaks[1] - peaks[0] <= size + 2_000_000
+    assert kept[1] - kept[0] <= (every == 1) * size + 2_000_000

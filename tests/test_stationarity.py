@@ -1,4 +1,4 @@
-"""`Stationary`: statistics of exact processes, its trace of sketches, and decisions."""
+"""`Stationary`: statistics of exact processes, a trace of sketches, decisions with reasons."""
 
 import math
 from dataclasses import replace

@@ -20,8 +20,8 @@ SAVED, LAST = 3, 6
 
 def start(model, kind):
     optimizer = optimizer_for(model, kind)
-    monitor = eq.Monitor(optimizer, every=4, named_parameters=model.named_parameters())
-    scheduler = eq.FDRScheduler(optimizer, threshold=1e9, factor=0.5, min_steps=8, monitor=monitor)
+    monitor = eq.Monitor(optimizer, model, every=4)
+    scheduler = eq.FDRScheduler(optimizer, threshold=1e9, factor=0.5, min_steps=4, monitor=monitor)
     return optimizer, scheduler
 
 
@@ -29,9 +29,10 @@ def epochs(model, optimizer, scheduler, first, last, *, parts=1, part=0):
     found = []
     for epoch in range(first, last):
         train(model, optimizer, EPOCH, parts=parts, part=part, first=epoch * EPOCH)
+        before = [group["lr"] for group in optimizer.param_groups]
         scheduler.step()
         rates = [group["lr"] for group in optimizer.param_groups]
-        found.append((scheduler.last_decision.lowered, rates, numbers(scheduler.monitor)))
+        found.append((rates < before, rates, numbers(scheduler.monitor)))
     return found
 
 
@@ -78,4 +79,4 @@ def example(folder):
     exec(compile(block, PAGE.name, "exec"), namespace)
     namespace["train"](folder)
     keys = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    return sorted(key for key in keys if key.startswith("scheduler.monitor.probes"))
+    return sorted(key for key in keys if key.startswith("scheduler.monitor.ledgers"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = [
-    "equilibrate_paper.cli",
+    "equilibrate.cli",
     "sklearn.datasets",
     "support.checkpointed",
     "support.sharded",
@@ -45,13 +45,13 @@ def start(function: Callable[..., object], *args: Any) -> ForkServerProcess:
 def command_line(
     arguments: Sequence[str], output: Path, environment: dict[str, str] | None = None
 ) -> None:
-    """Run `equilibrate-paper` with its output in a file, warnings being errors. For `start`."""
-    from equilibrate_paper.cli import run
+    """Run `equilibrate` with its output in a file, warnings being errors. For `start`."""
+    from equilibrate.cli import main
 
     with open(output, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update({"COLUMNS": "160", **(environment or {})})
     warnings.simplefilter("error")
-    sys.argv = ["equilibrate-paper", *arguments]
-    run()
+    sys.argv = ["equilibrate", *arguments]
+    main()

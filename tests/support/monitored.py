@@ -18,6 +18,12 @@ def small_model(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
 
+def noisy_gradients(params: Iterable[Any]) -> None:
+    """Gradients of a quadratic with its minimum at 1, and noise."""
+    for p in params:
+        p.grad = 0.3 * (p.detach() - 1) + torch.randn_like(p)
+
+
 def fused_step(optimizer: Optimizer, *, skip: bool) -> None:
     """A step as GradScaler makes it with a fused optimizer, which skips it on the device."""
     optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(float(skip))  # pyright: ignore
@@ -135,23 +141,34 @@ class HalvedSGD(SGD):
                 p.sub_(group["lr"] / 2 * p.grad)
 
 
-class DecayedSGD(SGD):
-    """Decays the weights by itself and leaves the rest to its parent."""
+def decayed(parent: type[Optimizer]) -> Any:
+    """A class that decays the weights by itself and leaves the rest of a step to its parent."""
 
-    fails = ""
+    class Decayed(parent):
+        fails = ""
 
-    @torch.no_grad()
-    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.fails == "before":
-            raise InterruptedError
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.mul_(0.99)
-        super().step(closure)
-        if self.fails == "after":
-            raise InterruptedError
+        @torch.no_grad()
+        def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+            if self.fails == "before":
+                raise InterruptedError
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.mul_(0.99)
+            super().step(closure)
+            if self.fails == "after":
+                raise InterruptedError
+
+    return Decayed
 
 
+FORMS: dict[str, Callable[..., Optimizer]] = {
+    "plain": lambda p, **k: SGD(p, lr=0.05, weight_decay=0.05, **k),
+    "momentum": lambda p, **k: SGD(p, lr=0.05, momentum=0.9, **k),
+    "dampening": lambda p, **k: SGD(p, lr=0.05, momentum=0.9, dampening=0.2, **k),
+    "nesterov": lambda p, **k: SGD(p, lr=0.05, momentum=0.9, nesterov=True, **k),
+    "AdamW": lambda p, **k: AdamW(p, lr=1e-2, **k),
+}
+"""SGD in all its forms, and AdamW, each of which may be fused."""
 _WITHOUT_CASE = {"Optimizer", "SGD", "LBFGS", "SparseAdam", "Muon"}
 OTHERS: dict[str, Callable[[Any], Optimizer]] = {
     **{
@@ -168,7 +185,7 @@ OTHERS: dict[str, Callable[[Any], Optimizer]] = {
     "SignDescent": SignDescent,
     "OddKeys": OddKeys,
     "HalvedSGD": lambda p: HalvedSGD(p, lr=0.1),
-    "DecayedSGD": lambda p: DecayedSGD(p, lr=0.1),
+    "decayed SGD": lambda p: decayed(SGD)(p, lr=0.1),
 }
 """Optimizers that are read through the step form, and step without a closure."""
 if hasattr(torch.optim, "Muon"):  # not in torch 2.8

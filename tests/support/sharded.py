@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from equilibrate._engine import sharding
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -29,6 +28,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import equilibrate as eq
+from equilibrate.stationarity import Stationary
+from equilibrate.watching import sharding
 
 BATCH = 8
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -166,10 +167,11 @@ def train(model, optimizer, steps, *, parts=1, part=0, first=0, replicated=(), a
             after_step()
 
 
-def numbers(monitor, *, each=True):
+def numbers(monitor):
     """Return all that a monitor reads, as plain tuples by name."""
-    found = {"model": monitor.reading(), **monitor.group_readings()}
-    found |= monitor.parameter_readings() if each else {}
+    read = monitor.read()
+    found = {"model": read.whole, **read.groups}
+    found |= {layer.name: layer.reading for layer in read.layers().layers}
     return {name: plain(reading) for name, reading in found.items()}
 
 
@@ -180,9 +182,8 @@ def plain(reading):
 
 
 def monitors(model, optimizer, intervals):
-    """Monitors of every k-th step, for some k, which do not know of each other."""
-    named = dict(model.named_parameters())
-    return {k: eq.Monitor(optimizer, every=k, named_parameters=named) for k in intervals}
+    """Monitors of one in k steps, for some k, which do not know of each other."""
+    return {k: eq.Monitor(optimizer, model, every=k) for k in intervals}
 
 
 def single(kind, steps, dtype=torch.float64, intervals=(1, 4)):
@@ -194,15 +195,14 @@ def single(kind, steps, dtype=torch.float64, intervals=(1, 4)):
     return {(kind, every): numbers(monitor) for every, monitor in watching.items()}
 
 
-def single_group(kind, every, steps, *, each=True):
+def single_group(kind, every, steps):
     """What a single process reads with all parameters in one group."""
     model = network()
     cls, settings = OPTIMIZERS[kind]
     optimizer = cls(model.parameters(), **settings)
-    named = model.named_parameters() if each else None
-    monitor = eq.Monitor(optimizer, every=every, named_parameters=named)
+    monitor = eq.Monitor(optimizer, model, every=every)
     train(model, optimizer, steps)
-    return numbers(monitor, each=each)
+    return numbers(monitor)
 
 
 # Checks: each is called on every process --------------------------------------------------------
@@ -231,20 +231,40 @@ def rotations(strategy, kind, steps):
         model.down.bias = None  # so that the weight before the norm is scale-invariant
         model = make(model)
         optimizer = optimizer_for(model, kind)
-        named = model.named_parameters()
-        monitor = eq.Monitor(optimizer, every=2, named_parameters=named, scale_invariant=False)
+        monitor = eq.Monitor(optimizer, model, every=2, scale_invariant=False)
         train(model, optimizer, steps, **where)
-        resumed = eq.Monitor(
-            optimizer, named_parameters=model.named_parameters(), scale_invariant=True
-        )
+        resumed = eq.Monitor(optimizer, model)
         resumed.load_state_dict(monitor.state_dict())
-        found = [each.parameter_rotations() for each in (monitor, resumed)]
-        turned = [{name: astuple(r) for name, r in each.items()} for each in found]
+        tables = [each.layers().layers for each in (monitor, resumed)]
+        turned = [{layer.name: astuple(layer.rotation) for layer in table} for table in tables]
         return turned, [plain(each.reading()) for each in (monitor, resumed)]
 
     parts = parallel_of_data(strategy)
     part = dist.get_rank() * parts // dist.get_world_size()
     return run(STRATEGIES[strategy], parts=parts, part=part), run(lambda model: model)
+
+
+def exchanged_states(strategy, kind, steps):
+    """Readings of a plain and a sharded run, and of monitors that have loaded the other's state."""
+    parts = parallel_of_data(strategy)
+    part = dist.get_rank() * parts // dist.get_world_size()
+    runs = []
+    for model, where in (
+        (network(), {}),
+        (STRATEGIES[strategy](network()), {"parts": parts, "part": part}),
+    ):
+        optimizer = optimizer_for(model, kind)
+        monitor = eq.Monitor(optimizer, model, every=4)
+        train(model, optimizer, steps, **where)
+        runs.append((model, optimizer, where, monitor))
+    states = [monitor.state_dict() for *_, monitor in runs]
+    found = []
+    for (model, optimizer, where, monitor), state in zip(runs, reversed(states), strict=True):
+        loaded = eq.Monitor(optimizer, model)
+        loaded.load_state_dict(state)
+        train(model, optimizer, steps, first=steps, **where)
+        found += [numbers(monitor), numbers(loaded)]
+    return found
 
 
 def without_collectives(function, *args):
@@ -268,8 +288,7 @@ def data_parallel(kind, every, steps):
     """Readings under DistributedDataParallel, where the monitor starts no collective."""
     wrapped = DistributedDataParallel(network())
     optimizer = optimizer_for(wrapped.module, kind)
-    named = wrapped.module.named_parameters()
-    monitor = eq.Monitor(optimizer, every=every, named_parameters=named)
+    monitor = eq.Monitor(optimizer, wrapped.module, every=every)
     train(wrapped, optimizer, steps, parts=4, part=dist.get_rank())
     return without_collectives(lambda: (numbers(monitor), monitor.state_dict()["step"]))
 
@@ -278,7 +297,7 @@ def collectives(strategy, steps):
     """Return the sizes of the tensors that a monitor reduces: training, reading, state."""
     model = STRATEGIES[strategy](network())
     optimizer = optimizer_for(model, "momentum")
-    monitor = eq.Monitor(optimizer, every=4, named_parameters=model.named_parameters())
+    monitor = eq.Monitor(optimizer, model, every=4)
     sizes = []
 
     def counted(tensor, *args, **kwargs):
@@ -293,8 +312,8 @@ def collectives(strategy, steps):
         for call in (
             lambda: train(model, optimizer, steps, parts=parts, part=part),
             monitor.reading,
-            monitor.group_readings,
-            monitor.parameter_readings,
+            lambda: (lambda read: (read.whole, read.groups, read.layers()))(monitor.read()),
+            monitor.layers,
         ):
             sizes.clear()
             call()
@@ -309,13 +328,13 @@ def edited(how):
 
     def run(model, **where):
         optimizer = optimizer_for(model, "sgd")
-        monitor = eq.Monitor(optimizer, every=4)
+        monitor = eq.Monitor(optimizer, model, every=4)
         train(model, optimizer, 6, **where)
         with torch.no_grad():
             for p in model.parameters():
                 (p.to_local() if how == "local" and isinstance(p, DTensor) else p).mul_(1.5)
         train(model, optimizer, 9, first=6, **where)
-        return numbers(monitor, each=False)
+        return numbers(monitor)
 
     found = run(STRATEGIES["FSDP2"](network()), parts=4, part=dist.get_rank())
     return found, run(network())
@@ -325,7 +344,8 @@ def decisions(strategy, steps):
     """Learning rates after each decision of a scheduler whose threshold is always met."""
     model = STRATEGIES[strategy](network())
     optimizer = optimizer_for(model, "momentum")
-    scheduler = eq.FDRScheduler(optimizer, threshold=1e9, factor=0.5, min_steps=3, every=2)
+    monitor = eq.Monitor(optimizer, every=2)
+    scheduler = eq.FDRScheduler(optimizer, threshold=1e9, factor=0.5, min_steps=3, monitor=monitor)
     parts = parallel_of_data(strategy)
     part = dist.get_rank() * parts // dist.get_world_size()
     found = []
@@ -333,7 +353,7 @@ def decisions(strategy, steps):
         train(model, optimizer, steps, parts=parts, part=part, first=epoch * steps)
         scheduler.step()
         rates = [group["lr"] for group in optimizer.param_groups]
-        found.append((scheduler.last_decision.lowered, rates, scheduler.last_decision.reading))
+        found.append((rates, scheduler.last_decision))
     return found
 
 
@@ -350,9 +370,10 @@ def partial_gradients(kind, every, steps, first_whole):
         theta = start.clone()
         if distributed:
             theta = distribute_tensor(theta, over, [Replicate()])
-        theta = nn.Parameter(theta)
+        model = nn.ParameterDict({"theta": nn.Parameter(theta)})
+        theta = model["theta"]
         optimizer = cls([theta], **settings)
-        monitor = eq.Monitor(optimizer, every=every, named_parameters={"theta": theta})
+        monitor = eq.Monitor(optimizer, model, every=every)
         for t in range(steps):
             generator = torch.Generator().manual_seed(t)
             terms = torch.randn(4, 3, 4, generator=generator)
@@ -384,18 +405,17 @@ def traced(steps):
 
         params = [nn.Parameter(p) for p in place(params)]
         optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.5)
-        monitor = eq.Monitor(optimizer, every=1, trace=True)
+        monitor, rule = eq.Monitor(optimizer, every=1), Stationary()
         generator = torch.Generator().manual_seed(0)
         for t in range(steps):
-            monitor.mark()
+            rule.follow(monitor)
             if t == steps // 2:
-                monitor.load_state_dict(monitor.state_dict())
+                rule.load_state_dict(rule.state_dict(), monitor)
             noise = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in params]
             for p, g in zip(params, place(noise), strict=True):
                 p.grad = g
             optimizer.step()
-        trace = monitor.reading().trace
-        return trace.steps, trace.positions, trace.free
+        return rule.positions
 
     return run(True), run(False)
 
@@ -423,46 +443,14 @@ def zero_redundancy(kind, every, steps):
     wrapped = DistributedDataParallel(network())
     with quiet():
         optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), cls, **settings)
-    named = wrapped.module.named_parameters()
-    monitor = eq.Monitor(optimizer, every=every, named_parameters=named)
+    monitor = eq.Monitor(optimizer, wrapped.module, every=every)
     train(wrapped, optimizer, steps, parts=4, part=dist.get_rank())
     return numbers(monitor)
 
 
-def fsdp1(use_orig_params, every, steps):
-    """Readings under FSDP1, the errors for a wrong group, and the state's description."""
-    found = {}
-    others = dist.new_group([0, 1])
-    for kind in OPTIMIZERS:
-        with quiet():
-            model = FSDP1(network(), use_orig_params=use_orig_params, device_id=torch.device("cpu"))
-        cls, settings = OPTIMIZERS[kind]
-        optimizer = cls(model.parameters(), **settings)
-        found["error"] = error_of(lambda optimizer=optimizer: eq.Monitor(optimizer))
-        found["other group"] = error_of(
-            lambda optimizer=optimizer: (
-                eq.Monitor(optimizer, process_group=others) if dist.get_rank() > 1 else None
-            )
-        )
-        named = model.named_parameters() if use_orig_params else None
-        monitor = eq.Monitor(
-            optimizer, every=every, named_parameters=named, process_group=dist.group.WORLD
-        )
-        with quiet():
-            train(model, optimizer, steps, parts=4, part=dist.get_rank())
-        found[kind] = numbers(monitor, each=use_orig_params)
-        found["copy"] = error_of(monitor.__getstate__)
-        state = monitor.state_dict()
-        found["fingerprint"] = state["fingerprint"]
-        before = monitor.reading()
-        monitor.load_state_dict(state)
-        found["resumed"] = plain(before), plain(monitor.reading())
-        whole = network()
-        into = eq.Monitor(
-            cls(whole.parameters(), **settings),
-            named_parameters=whole.named_parameters() if use_orig_params else None,
-        )
-        found["into a plain model"] = error_of(
-            lambda into=into, state=state: into.load_state_dict(state)
-        )
-    return found
+def fsdp1(use_orig_params):
+    """The error for shards of FSDP1."""
+    with quiet():
+        model = FSDP1(network(), use_orig_params=use_orig_params, device_id=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return error_of(lambda: eq.Monitor(optimizer))

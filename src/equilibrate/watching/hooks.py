@@ -35,7 +35,8 @@ class StepHooks:
     alive for as long as the optimizer does. Hooks do nothing while torch compiles a step or
     captures it into a CUDA graph, and inside `measure`, which calls the listener itself.
 
-    Torch wraps the `step` of each class that has one of its own, and each wrapper calls all hooks.
+    Torch wraps the `step` of each class of which there was an instance, and each wrapper calls all
+    hooks.
     If the `step` of a class calls that of its parent, only the outer call counts. A step that has
     raised an error leaves a call open; as many as there are wrappers cannot be open at once, nor
     can one begin after an inner one has ended, so the next step is then the outer one again.
@@ -47,7 +48,6 @@ class StepHooks:
 
     def __init__(self, listener: StepListener, optimizer: Optimizer) -> None:
         self._listener = weakref.ref(listener)
-        self._deepest = _steps_of(type(optimizer))
         self._open = 0
         self._closing = False
         self._explicit = False
@@ -66,7 +66,7 @@ class StepHooks:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():  # before anything that a compiler cannot trace
             return
-        if self._closing or self._open == self._deepest:
+        if self._open and (self._closing or self._open >= _wrapped_steps(type(optimizer))):
             self._open = 0
         self._open += 1
         if self._open > 1:
@@ -175,8 +175,8 @@ def _remove(handles: list[Any]) -> None:
         handle.remove()
 
 
-def _steps_of(kind: type[Optimizer]) -> int:
-    """Return how many different `step` functions a class and its parents have."""
+def _wrapped_steps(kind: type[Optimizer]) -> int:
+    """Return how many different `step` functions of a class and its parents call hooks."""
+    steps = [vars(parent)["step"] for parent in kind.__mro__ if "step" in vars(parent)]
     # Torch stores a wrapped copy of an inherited `step` in the class itself.
-    parents = [parent for parent in kind.__mro__ if parent is not Optimizer]
-    return len({inspect.unwrap(vars(p)["step"]) for p in parents if "step" in vars(p)}) or 1
+    return len({inspect.unwrap(step) for step in steps if getattr(step, "hooked", False)})

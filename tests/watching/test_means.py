@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from equilibrate._engine.arithmetic.means import GivenMeans, TorchMeans, choose
 from support.device import DEVICE
+
+from equilibrate.watching.means import TorchMeans, choose
 
 triton = pytest.importorskip("triton")
 
@@ -12,11 +13,16 @@ WEIGHTS = [1.0, 0.5, 1.0, 1.0, 2.0]
 KINDS = ["torch", "triton"]
 
 
-def implementation(kind, params, decays, weights=None):
-    from equilibrate._engine.arithmetic.means_triton import TritonMeans
+def implementation(kind, params, count, weights=None):
+    from equilibrate.watching.kernels import TritonMeans
 
     weights = weights or [1.0] * len(params)
-    return (TorchMeans if kind == "torch" else TritonMeans)(params, decays, weights)
+    return (TorchMeans if kind == "torch" else TritonMeans)(params, count, weights)
+
+
+def shares(decays, count):
+    """By how much of the difference means with weights b^j move at the count-th measurement."""
+    return [(1 - b) / (1 - b**count) for b in decays]
 
 
 def tensors(dtype=torch.float32, seed=0):
@@ -65,13 +71,13 @@ class Naive:
 )
 def test_means_and_sums(dtype, decays, kind):
     params = tensors(dtype)
-    means, naive = implementation(kind, params, decays, WEIGHTS), Naive(decays, WEIGHTS)
+    means, naive = implementation(kind, params, len(decays), WEIGHTS), Naive(decays, WEIGHTS)
     out = torch.full((len(decays),), torch.nan, dtype=torch.float64, device=DEVICE)
     close = {"rtol": 1e-12, "atol": 1e-12} if dtype is torch.float64 else {"rtol": 0, "atol": 2e-4}
     for count in range(1, 5):
         gradients = tensors(dtype, seed=count)
         gradients[1] = None
-        means.measure(params, gradients, out, count)
+        means.measure(params, gradients, out, shares(decays, count))
         expected = naive.measure(params, gradients)
         if count > 1:  # the first time there is no mean to compare with
             torch.testing.assert_close(out, expected, **close)
@@ -89,13 +95,13 @@ def test_other_memory_layouts_and_sparse_gradients(kind):
     last = torch.channels_last
     p = torch.randn(4, 3, 5, 5, dtype=torch.float64, device=DEVICE).to(memory_format=last)
     q = torch.randn(6, 4, dtype=torch.float64, device=DEVICE)
-    means, naive = implementation(kind, [p, q], [0.7]), Naive([0.7], [1.0, 1.0])
+    means, naive = implementation(kind, [p, q], 1), Naive([0.7], [1.0, 1.0])
     out = torch.zeros(1, dtype=torch.float64, device=DEVICE)
     for count in range(1, 4):
         g = torch.randn(4, 3, 5, 5, dtype=torch.float64, device=DEVICE)
         h = torch.randn(6, 4, dtype=torch.float64, device=DEVICE)
         h[2:] = 0
-        means.measure([p, q], [g, h.to_sparse()], out, count)
+        means.measure([p, q], [g, h.to_sparse()], out, shares([0.7], count))
         expected = naive.measure([p, q], [g, h])
         p, q = p + g, (q + 1).t().contiguous().t()  # another layout of the second parameter
     torch.testing.assert_close(out, expected)
@@ -105,45 +111,23 @@ def test_other_memory_layouts_and_sparse_gradients(kind):
 
 
 def test_large_tensors_are_read_in_chunks(monkeypatch):
-    from equilibrate._engine.arithmetic import means_triton
+    from equilibrate.watching import kernels
 
-    monkeypatch.setattr(means_triton, "_PROGRAMS", 2)
+    monkeypatch.setattr(kernels, "_PROGRAMS", 2)
     params = [torch.randn(5000, device=DEVICE), torch.randn(3, device=DEVICE)]
-    means, naive = means_triton.TritonMeans(params, [0.5], [1.0, 3.0]), Naive([0.5], [1.0, 3.0])
+    means, naive = kernels.TritonMeans(params, 1, [1.0, 3.0]), Naive([0.5], [1.0, 3.0])
     out = torch.zeros(1, dtype=torch.float64, device=DEVICE)
-    assert means._parts.shape == (3, 1)
     for count in (1, 2, 3):
         gradients = [torch.randn_like(p) for p in params]
-        means.measure(params, gradients, out, count)
+        means.measure(params, gradients, out, shares([0.5], count))
         expected = naive.measure(params, gradients)
         params = [p + 0.1 * g for p, g in zip(params, gradients, strict=True)]
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_given_means_are_read_and_left_alone():
-    params, given, gradients = (tensors(seed=s) for s in range(3))
-    gradients[0] = None
-    before = [m.clone() for m in given]
-    means = GivenMeans(given, WEIGHTS)
-    out = torch.zeros(1, dtype=torch.float64, device=DEVICE)
-    means.measure(params, gradients, out, 1)
-    expected = sum(
-        w * ((p - m).double() * g.double()).sum()
-        for w, p, m, g in zip(WEIGHTS, params, given, gradients, strict=True)
-        if g is not None
-    )
-    torch.testing.assert_close(out[0], expected, rtol=1e-6, atol=1e-6)
-    assert all(map(torch.equal, given, before))
-    assert means.tensors() == []
-
-
-def test_the_plain_implementation_is_chosen_on_a_cpu():
-    assert isinstance(choose([torch.ones(2)], [0.5], [1.0]), TorchMeans)
-
-
 @pytest.mark.gpu
 def test_triton_is_chosen_for_dense_parameters_on_a_gpu():
     params = [torch.ones(2, 3, device="cuda")]
-    assert type(choose(params, [0.5], [1.0])).__name__ == "TritonMeans"
+    assert type(choose(params, 1, [1.0])).__name__ == "TritonMeans"
     strided = [torch.ones(4, 6, device="cuda")[:, ::2]]
-    assert isinstance(choose(strided, [0.5], [1.0]), TorchMeans)
+    assert isinstance(choose(strided, 1, [1.0]), TorchMeans)
