@@ -208,6 +208,11 @@ class MonitorSettings:
         return TrainerBinding(training, *parts, layers=self.layers, averaged=averaged)
 
 
+def describe(decision: Decision) -> str:
+    """Return a decision in words."""
+    return f"lr {', '.join(f'{lr:g}' for lr in decision.lrs)}: {decision.reason}"
+
+
 def _warn_of_statistics(model: nn.Module) -> None:
     """Warn if running statistics would not fit the parameters in evaluations."""
     if any(m.training and getattr(m, "track_running_stats", False) for m in model.modules()):

@@ -11,7 +11,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from equilibrate.forecast.forecaster import Forecaster
-from equilibrate.integrations._binding import TrainerBinding, Training
+from equilibrate.integrations._binding import TrainerBinding, Training, describe
 from equilibrate.monitor.monitor import Monitor
 from equilibrate.schedulers.cooldown import Cooldown
 from equilibrate.schedulers.decision import Decision
@@ -113,7 +113,7 @@ class LightningHooks:
 
     def _tell(self, trainer: Any, decision: Decision | None) -> None:
         if decision is not None:
-            rank_zero_info(f"equilibrate: at step {trainer.global_step} {decision.reason}")
+            rank_zero_info(f"equilibrate: step {trainer.global_step}, {describe(decision)}")
             self._log(trainer)
 
     def _log(self, trainer: Any) -> None:

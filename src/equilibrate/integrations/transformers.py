@@ -23,6 +23,7 @@ from equilibrate.integrations._binding import (
     MonitorSettings,
     TrainerBinding,
     Training,
+    describe,
 )
 from equilibrate.monitor.monitor import Monitor
 from equilibrate.schedulers.cooldown import Cooldown
@@ -144,7 +145,7 @@ class TrainerHooks:
     ) -> None:
         assert self._trainer is not None
         if decision is not None:
-            logger.info(f"equilibrate: at step {state.global_step} {decision.reason}")
+            logger.info(f"equilibrate: step {state.global_step}, {describe(decision)}")
         if state.global_step > self._logged and (decision is not None or control.should_log):
             self._logged = state.global_step
             should_log = control.should_log
