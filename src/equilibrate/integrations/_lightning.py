@@ -124,6 +124,8 @@ class LightningHooks:
         values = self._binding.scalars()
         exact = {"dtype": torch.float64, "device": "cpu"}
         metrics = {name: torch.tensor(value, **exact) for name, value in values.items()}
+        for name in [name for name in trainer.callback_metrics if name.startswith("equilibrate")]:
+            del trainer.callback_metrics[name]  # what is not known any more
         trainer.callback_metrics.update(metrics)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=self._step - 1)  # Lightning counts from 0
