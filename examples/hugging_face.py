@@ -1,6 +1,6 @@
 """Hugging Face's Trainer on a small GPT-2: the lines that end in `# equilibrate` turn it on.
 
-The learning rate is lowered when that gains more than staying, which is towards the end.
+The learning rate is constant, and decays to zero from where that pays until the last step.
 
 python examples/hugging_face.py
 """
@@ -10,8 +10,7 @@ import argparse
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import equilibrate as eq  # equilibrate
-from equilibrate.integrations.transformers import FDRCallback  # equilibrate
+from equilibrate.integrations.transformers import CooldownCallback  # equilibrate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=800)
@@ -55,6 +54,5 @@ training = TrainingArguments(
     disable_tqdm=True,
 )
 trainer = Trainer(GPT2LMHeadModel(config), training, train_dataset=sequences)
-cooldown = {"rule": eq.rules.Gain(), "cooldown_end": "end"}  # equilibrate
-trainer.add_callback(FDRCallback(trainer, interval="step", **cooldown))  # equilibrate
+trainer.add_callback(CooldownCallback())  # equilibrate
 trainer.train(resume_from_checkpoint=args.resume or None)

@@ -1,5 +1,7 @@
 """Lightning: the lines that end in `# equilibrate` turn it on.
 
+The learning rate is constant, and decays to zero from where that pays until the last step.
+
 python examples/lightning_trainer.py
 """
 
@@ -12,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from equilibrate.integrations.lightning import FDRCallback  # equilibrate
+from equilibrate.integrations.lightning import CooldownCallback  # equilibrate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=15)
@@ -43,7 +45,7 @@ labels = (inputs[:, :10].square().sum(1) > inputs[:, 10:].square().sum(1)).long(
 labels = torch.where(torch.rand(4096) < 0.1, 1 - labels, labels)
 
 callbacks = [ModelCheckpoint(args.folder, save_top_k=-1)]
-callbacks.append(FDRCallback(threshold=0.05, factor=0.5))  # equilibrate
+callbacks.append(CooldownCallback())  # equilibrate
 trainer = Trainer(
     accelerator="cpu",
     max_epochs=args.epochs,

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from equilibrate.integrations.transformers import FDRCallback
+from equilibrate.integrations.transformers import CooldownCallback
 from support.leaving import leave
 
 
@@ -49,15 +49,14 @@ class Net(torch.nn.Module):
 class Notes(TrainerCallback):
     """Writes down learning rate and decision before every step, and may crash at a step."""
 
-    def __init__(self, fdr, crash_at: int | None = None, *, kill: bool = False) -> None:
-        self.fdr = fdr
+    def __init__(self, callback, crash_at: int | None = None, *, kill: bool = False) -> None:
+        self.callback = callback
         self.crash_at = crash_at
         self.kill = kill
         self.rows: dict[int, tuple] = {}
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
-        scheduler = self.fdr.scheduler
-        decision = None if scheduler is None else scheduler.last_decision
+        decision = getattr(self.callback.scheduler, "last_decision", None)
         self.rows[state.global_step] = optimizer.param_groups[0]["lr"], decision
         if state.global_step == self.crash_at:
             if self.kill:
@@ -65,7 +64,7 @@ class Notes(TrainerCallback):
             raise RuntimeError("crash")
 
 
-def make_trainer(folder, *, epochs=8, kind=Trainer, callbacks=None, eval_dataset=None, **options):
+def make_trainer(folder, *, epochs=8, callbacks=None, eval_dataset=None, **options):
     """Create a trainer with SGD on the small task, with as little around it as it allows."""
     settings = {
         "output_dir": str(folder),
@@ -83,7 +82,7 @@ def make_trainer(folder, *, epochs=8, kind=Trainer, callbacks=None, eval_dataset
         "disable_tqdm": True,
         "seed": 0,
     }
-    return kind(
+    return Trainer(
         model=Net(),
         args=TrainingArguments(**(settings | options)),
         train_dataset=Noise(),
@@ -98,11 +97,10 @@ def main(mode: str, folder: str) -> None:
     rank = int(os.environ["RANK"])
     output = Path(folder, "straight" if mode == "straight" else "killed")
     options = {"save_strategy": "steps", "save_steps": 48, "ddp_backend": "gloo"}
-    trainer = make_trainer(output, epochs=10, per_device_train_batch_size=8, **options)
-    fdr = FDRCallback(trainer, threshold=1.0, factor=0.7, min_steps=40)
-    notes = Notes(fdr, 255 if mode == "killed" and rank == 0 else None, kill=True)
-    trainer.add_callback(fdr)
-    trainer.add_callback(notes)
+    callback = CooldownCallback()
+    notes = Notes(callback, 255 if mode == "killed" and rank == 0 else None, kill=True)
+    options |= {"per_device_train_batch_size": 8, "callbacks": [callback, notes]}
+    trainer = make_trainer(output, epochs=10, **options)
     trainer.train(resume_from_checkpoint=True if mode == "resumed" else None)
     weights = [p.detach() for p in trainer.model.parameters()]
     rows = {step: str(row) for step, row in notes.rows.items()}

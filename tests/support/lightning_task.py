@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from equilibrate.integrations.lightning import FDRCallback
+from equilibrate.integrations.lightning import CooldownCallback
 from support.leaving import leave
 
 
@@ -52,13 +52,12 @@ class Both(LightningDataModule):
 class Task(LightningModule):
     """A small network, with SGD and no scheduler of its own."""
 
-    def __init__(self, warm_up=None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.net = torch.nn.Sequential(
             torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
         )
-        self.warm_up = warm_up
 
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
@@ -67,26 +66,22 @@ class Task(LightningModule):
         return loss
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5, weight_decay=0.05)
-        if self.warm_up is None:
-            return optimizer
-        config = {"scheduler": self.warm_up(optimizer), "interval": "step"}
-        return {"optimizer": optimizer, "lr_scheduler": config}
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5, weight_decay=0.05)
 
 
 class Notes(Callback):
     """Writes down learning rate and decision before every batch, and may crash at a step."""
 
-    def __init__(self, fdr, crash_at: int | None = None, *, kill: bool = False) -> None:
-        self.fdr = fdr
+    def __init__(self, callback, crash_at: int | None = None, *, kill: bool = False) -> None:
+        self.callback = callback
         self.crash_at = crash_at
         self.kill = kill
         self.rows: dict[int, tuple] = {}
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         lr = trainer.optimizers[0].param_groups[0]["lr"]
-        decisions = [scheduler.last_decision for scheduler in self.fdr.schedulers]
-        self.rows[trainer.global_step] = lr, decisions
+        decision = getattr(self.callback.scheduler, "last_decision", None)
+        self.rows[trainer.global_step] = lr, decision
         if trainer.global_step == self.crash_at:
             if self.kill:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -115,12 +110,12 @@ def main(mode: str, folder: str) -> None:
     """Train as one of two processes: all at once, until it is killed, or from a checkpoint."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    task, fdr = Task(), FDRCallback(threshold=0.5, factor=0.7, min_steps=40)
-    notes = Notes(fdr, 255 if mode == "killed" and rank == 0 else None, kill=True)
+    task, callback = Task(), CooldownCallback()
+    notes = Notes(callback, 255 if mode == "killed" and rank == 0 else None, kill=True)
     checkpoint = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_epochs=1)
     fit(
         task,
-        [fdr, notes, checkpoint],
+        [callback, notes, checkpoint],
         folder,
         epochs=10,
         ckpt_path=f"{folder}/step=240.ckpt" if mode == "resumed" else None,

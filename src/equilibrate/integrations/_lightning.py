@@ -3,176 +3,129 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Literal, Unpack
+from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
 
-from equilibrate._arguments import check_steps
-from equilibrate.forecast import Forecaster
-from equilibrate.integrations._attached import (
-    Attached,
-    Plan,
-    Settings,
-    named,
-    warn_of_missing_state,
-    warn_of_statistics,
-)
-from equilibrate.monitor import Monitor
-from equilibrate.scheduler import FDRScheduler
-
-Trainer = Any
-"""The trainer of either package."""
-LightningModule = Any
-"""The module of either package."""
+from equilibrate.forecast.forecaster import Forecaster
+from equilibrate.integrations._binding import TrainerBinding, Training, describe
+from equilibrate.monitor.monitor import Monitor
+from equilibrate.schedulers.cooldown import Cooldown
+from equilibrate.schedulers.decision import Decision
+from equilibrate.schedulers.fdr import FDRScheduler
 
 
 class LightningHooks:
-    """The hooks of an `FDRCallback`, for the callback class of either package.
+    """The hooks of a callback, for the callback class of either package.
 
     The packages `lightning` and `pytorch_lightning` have the same classes twice, and a trainer of
     one may refuse callbacks of the other.
     """
 
-    _inform: Callable[[str], None]
-    """Shows a message, on the first process only."""
-    _generate_state_key: Callable[..., str]
-    """Lightning's own: the name of a callback's state."""
-
-    def __init__(
-        self,
-        *,
-        schedule: bool = True,
-        interval: Literal["epoch", "step"] = "epoch",
-        start: int = 0,
-        layers: bool = False,
-        horizons: Sequence[int] | None = None,
-        evaluate_averaged: bool = False,
-        **settings: Unpack[Settings],
-    ) -> None:
-        self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
-        self._start = check_steps("start", start, least=0)
-        self._attached: list[Attached] = []
-        self._validation = ExitStack()
-        self._logged = 0
-        self._restored: list[dict[str, Any]] = []
-
-    @property
-    def monitors(self) -> list[Monitor]:
-        """The monitor of each optimizer; empty before training."""
-        return [one.monitor for one in self._attached]
-
-    @property
-    def schedulers(self) -> list[FDRScheduler]:
-        """The scheduler of each optimizer; empty before training and with `schedule=False`."""
-        return [one.scheduler for one in self._attached if one.scheduler is not None]
-
-    @property
-    def forecasters(self) -> list[Forecaster]:
-        """The forecaster of each optimizer; empty before training and if nothing needs one."""
-        return [one.forecaster for one in self._attached if one.forecaster is not None]
-
-    @property
-    def state_key(self) -> str:
-        """The name of the state in a checkpoint."""
-        return self._generate_state_key(schedule=self._plan.schedule)
+    attach: Callable[[Training], TrainerBinding]
+    """Creates what the callback is for."""
+    scheduler: Cooldown | FDRScheduler | None = None
+    """The scheduler; None before training, or if the callback has none."""
+    monitor: Monitor | None = None
+    """The monitor; None before training, or if the callback has none."""
+    forecaster: Forecaster | None = None
+    """The forecaster; None before training, or if the callback has none."""
+    _binding: TrainerBinding | None = None
+    _saved: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all monitors and schedulers. Lightning calls it on every process."""
-        return {"attached": [one.state_dict() for one in self._attached]}
+        """Return the state. Lightning calls it on every process."""
+        return {} if self._binding is None else self._binding.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a state until training starts: Lightning restores callbacks before optimizers."""
-        self._restored = state_dict["attached"]
+        self._saved = state_dict or None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach to the optimizers and restore the state of a checkpoint."""
-        warn_of_statistics(self._plan, pl_module)
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        restored, self._restored = self._restored, []
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach to the optimizer, and restore the state of a checkpoint.
 
-        def count() -> float:
-            if not pl_module.automatic_optimization:
-                return math.inf  # it makes the steps itself, and may make any number of them
-            return trainer.estimated_stepping_batches - (0 if restored else trainer.global_step)
-
-        plan = self._plan.with_length(count)
-        self._attached = [
-            Attached(
-                optimizer,
-                plan,
-                start=self._start,
-                named_parameters=pl_module.named_parameters(),
-                others=[s for s in schedulers if s.optimizer is optimizer],
+        Raises:
+            ValueError: If there are several optimizers, or another scheduler sets learning rates.
+        """
+        if len(trainer.optimizers) != 1:
+            raise ValueError(
+                f"there are {len(trainer.optimizers)} optimizers, and {type(self).__name__} is for "
+                "one: create a scheduler or an eq.Monitor for each of them in the module"
             )
-            for optimizer in trainer.optimizers
-        ]
-        self._logged = trainer.global_step
-        if restored:
-            for one, state in zip(self._attached, restored, strict=True):
-                one.load_state_dict(state)
-        elif trainer.global_step:
-            warn_of_missing_state(plan, trainer.global_step)
+        saved, self._saved = self._saved, None
+        start = trainer.global_step if saved is None else saved["start"]
+        # With manual optimization the module makes any number of steps.
+        known = pl_module.automatic_optimization
+        end = trainer.estimated_stepping_batches if known else math.inf
+        binding = self.attach(Training(trainer.optimizers[0], pl_module, start, end))
+        self.scheduler, self.monitor = binding.scheduler, binding.monitor
+        self.forecaster = binding.forecaster
+        if self.scheduler is not None and trainer.lr_scheduler_configs:
+            other = type(trainer.lr_scheduler_configs[0].scheduler).__name__
+            raise ValueError(
+                f"configure_optimizers returns {other}, but {type(self).__name__} sets learning "
+                "rates: return the optimizer alone. CooldownCallback(warmup_steps=…) warms it up"
+            )
+        binding.resume(saved)
+        self._binding = binding
+        self._step = self._logged = trainer.global_step
+        self._validation = ExitStack()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Decide and log if it is time to."""
+        """Step the scheduler, and log if it is time to."""
+        assert self._binding is not None
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
-            # Lightning has divided it, unless the module makes the steps itself.
-            divided = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-            for one in self._attached:
-                one.add_loss(loss, divided)
+            self._binding.add_loss(loss, trainer.accumulate_grad_batches)
+        if trainer.global_step > self._step:  # else gradients are accumulated
+            self._step = trainer.global_step
+            self._tell(trainer, self._binding.end_step())
         # Not in on_train_epoch_end: a checkpoint after the last batch must hold the decision.
-        ended = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
-        self._advance(trainer, epoch_ended=ended)
+        if trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches:
+            self.on_train_epoch_end(trainer, pl_module)
+        elif self._step // trainer.log_every_n_steps > self._logged // trainer.log_every_n_steps:
+            self._log(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decide after an epoch that was cut short."""
-        self._advance(trainer, epoch_ended=True)
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Step the scheduler at the end of an epoch, which may have been cut short, and log."""
+        assert self._binding is not None
+        self._tell(trainer, self._binding.end_epoch())
+        self._log(trainer)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Give the model averaged parameters, if asked for, while it is trained."""
-        if trainer.validating and trainer.state.fn == "fit":  # and it is not the sanity check
-            for one in self._attached:
-                self._validation.enter_context(one.averaged(pl_module))
+        if self._binding is not None and trainer.validating and trainer.state.fn == "fit":
+            self._validation.enter_context(self._binding.averaged())
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the model its own parameters back, before a checkpoint is written."""
-        self._validation.close()
+        if self._binding is not None:
+            self._validation.close()
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Give the model its own parameters back."""
-        self._validation.close()
+        self.on_validation_end(trainer, pl_module)
 
-    def _advance(self, trainer: Trainer, *, epoch_ended: bool) -> None:
-        lowered = False
-        for one in self._attached:
-            decision = one.advance(epoch_ended=epoch_ended)
-            if decision is not None and decision.lowered:
-                lowered = True
-                lrs = ", ".join(f"{lr:g}" for lr in decision.lrs)
-                step = decision.reading.step
-                self._inform(f"equilibrate: lr is {lrs} from step {step} on: {decision.reason}")
-        if trainer.global_step > self._logged and (
-            lowered or epoch_ended or _crossed(trainer, self._logged)
-        ):
-            self._logged = trainer.global_step
-            self._log(trainer, named(self._attached))
+    def _tell(self, trainer: Any, decision: Decision | None) -> None:
+        if decision is not None:
+            rank_zero_info(f"equilibrate: step {trainer.global_step}, {describe(decision)}")
+            self._log(trainer)
 
-    def _log(self, trainer: Trainer, values: dict[str, float]) -> None:
+    def _log(self, trainer: Any) -> None:
+        assert self._binding is not None
+        if self._logged == self._step:
+            return
+        self._logged = self._step
+        values = self._binding.scalars()
         exact = {"dtype": torch.float64, "device": "cpu"}
         metrics = {name: torch.tensor(value, **exact) for name, value in values.items()}
+        for name in [name for name in trainer.callback_metrics if name.startswith("equilibrate")]:
+            del trainer.callback_metrics[name]  # what is not known any more
         trainer.callback_metrics.update(metrics)
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.global_step - 1)  # Lightning counts from 0
-
-
-def _crossed(trainer: Trainer, since: int) -> bool:
-    """Return whether a step at which the trainer logs has been reached since another one."""
-    interval = trainer.log_every_n_steps
-    return trainer.global_step // interval > since // interval
+            logger.log_metrics(values, step=self._step - 1)  # Lightning counts from 0

@@ -1,52 +1,72 @@
-"""A callback for Lightning's Trainer. Needs `pip install 'equilibrate[lightning]'`."""
+"""Callbacks for Lightning's Trainer. Needs `pip install 'equilibrate[lightning]'`.
+
+Each attaches to the optimizer when the training starts and keeps its state in the checkpoints of
+the trainer. What it reads goes to `trainer.callback_metrics` and to all loggers, every
+`log_every_n_steps` steps, at the end of each epoch, and whenever the learning rate is lowered; see
+`equilibrate.scalars` for the names. During and after training `scheduler`, `monitor` and
+`forecaster` are what the callback has attached, or None.
+"""
 
 from __future__ import annotations
 
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities import rank_zero_info
 
+from equilibrate.integrations._binding import CooldownSettings, FDRSettings, MonitorSettings
 from equilibrate.integrations._lightning import LightningHooks
 
 
-class FDRCallback(LightningHooks, Callback):
-    """Lowers the learning rate whenever training has equilibrated, or only watches.
+class CooldownCallback(CooldownSettings, LightningHooks, Callback):
+    """Keeps the learning rate constant, and decays it to zero when that pays: `Cooldown`.
 
-    It attaches an `FDRScheduler` to each optimizer, logs what it reads, and puts its state into the
-    checkpoints of the trainer. `configure_optimizers` need not return a scheduler. One for the
-    warm-up may stay; set `start` to its length.
-
-    Numbers go to all loggers of the trainer every `log_every_n_steps` steps, at the end of each
-    epoch and whenever the learning rate is lowered, and to `trainer.callback_metrics`. See
-    `integrations.scalars` for their names. With several optimizers they begin with
-    `equilibrate/optimizer_0/`, `equilibrate_layers/optimizer_0/` and so on.
+    The decay ends with `trainer.fit`, which knows its number of steps. The loss is the one that
+    `training_step` returns, averaged over micro-batches. `configure_optimizers` must return the
+    optimizer alone.
 
     Args:
-        schedule: Whether to lower the learning rate. If False it only watches.
-        interval: When to decide: at the end of each epoch, or at any step. In both cases at least
-            `min_steps` optimizer steps lie between decisions.
-        start: Optimizer steps before the first window, such as the length of a warm-up.
-        layers: Whether to log the readings of each parameter, too.
-        horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
-        evaluate_averaged: Whether the model has averaged parameters during the validations of
-            `trainer.fit`, until a cooldown begins; see `Forecaster.averaged`. Checkpoints hold its
+        warmup_steps: Optimizer steps that warm the learning rate up, linearly.
+        min_lr: Learning rate at the end, one number or one for each parameter group.
+        evaluate_averaged: Whether the model has averaged parameters in the validations of
+            `trainer.fit`, until the decay begins; see `Forecaster.averaged`. Checkpoints hold its
             own, except those that are saved in the middle of a validation.
-        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
-            `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
-            given what `training_step` returns. `cooldown_end="end"` is the end of `trainer.fit`.
-
-    Raises:
-        ValueError: If a setting is out of range, or one of the scheduler's is given with
-            `schedule=False`.
 
     Example:
-        Lower the learning rate at the end of an epoch, or only watch:
+        The training is 30 epochs long, so the cooldown ends with the thirtieth:
 
-            Trainer(callbacks=[FDRCallback(threshold=0.01, factor=0.9)])
-            Trainer(callbacks=[FDRCallback(schedule=False, layers=True)])
-
-        Keep the learning rate constant, and validate with averaged parameters:
-
-            Trainer(callbacks=[FDRCallback(schedule=False, evaluate_averaged=True)])
+            Trainer(max_epochs=30, callbacks=[CooldownCallback()])
     """
 
-    _inform = staticmethod(rank_zero_info)
+
+class FDRCallback(FDRSettings, LightningHooks, Callback):
+    """Lowers the learning rate at the end of an epoch if training has equilibrated: `FDRScheduler`.
+
+    `configure_optimizers` must return the optimizer alone.
+
+    Args:
+        threshold: The paper's X.
+        factor: Factor by which the learning rate is multiplied, the paper's 1 − Y.
+        rule: A rule instead of the threshold.
+        min_lr: Lower bound on the learning rate, one number or one for each parameter group.
+        min_steps: Optimizer steps that must lie in the averaging window.
+
+    Example:
+        The schedule of the paper:
+
+            Trainer(callbacks=[FDRCallback(threshold=0.01, factor=0.9)])
+    """
+
+
+class MonitorCallback(MonitorSettings, LightningHooks, Callback):
+    """Watches and logs; the learning rate is yours.
+
+    Args:
+        layers: Whether to log the readings of each parameter, too.
+        horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
+        evaluate_averaged: Whether the model has averaged parameters in the validations of
+            `trainer.fit`; see `Forecaster.averaged`. Checkpoints hold its own, except those that
+            are saved in the middle of a validation.
+
+    Example:
+        Keep the learning rate constant, and validate with averaged parameters:
+
+            Trainer(callbacks=[MonitorCallback(evaluate_averaged=True)])
+    """

@@ -1,288 +1,239 @@
-"""A callback for the Trainer of Hugging Face. Needs `pip install 'equilibrate[transformers]'`."""
+"""Callbacks for the Trainer of Hugging Face. Needs `pip install 'equilibrate[transformers]'`.
+
+Each attaches to the optimizer when the training begins and keeps its state in the `scheduler.pt` of
+the trainer's checkpoints. What it reads goes through `trainer.log` to every tool of `report_to`, at
+each step that the trainer logs, and whenever the learning rate is lowered; see
+`equilibrate.scalars` for the names. During and after training `scheduler`, `monitor` and
+`forecaster` are what the callback has attached, or None.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+import sys
+from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from equilibrate._arguments import check_steps
-from equilibrate.forecast import Forecaster
-from equilibrate.integrations._attached import (
-    Attached,
-    Plan,
-    Settings,
-    warn_of_missing_state,
-    warn_of_statistics,
+from equilibrate.forecast.forecaster import Forecaster
+from equilibrate.integrations._binding import (
+    CooldownSettings,
+    FDRSettings,
+    MonitorSettings,
+    TrainerBinding,
+    Training,
+    describe,
 )
-from equilibrate.monitor import Monitor
-from equilibrate.scheduler import FDRScheduler
-
-if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from equilibrate.monitor.monitor import Monitor
+from equilibrate.schedulers.cooldown import Cooldown
+from equilibrate.schedulers.decision import Decision
+from equilibrate.schedulers.fdr import FDRScheduler
+from equilibrate.watching.rates import read_lrs
 
 logger = logging.get_logger(__name__)
 
-_KEY = "equilibrate"
-"""The attribute of the trainer's scheduler that carries the state into scheduler.pt and back."""
 _CONSTANT = ("constant", "constant_with_warmup")
 
 
-class FDRCallback(TrainerCallback):
-    """Lowers the learning rate whenever training has equilibrated, or only watches.
+class TrainerHooks:
+    """The hooks of a callback."""
 
-    It attaches an `FDRScheduler` to the optimizer of the trainer and logs what it reads through
-    `trainer.log`, so that every tool of `report_to` receives it: at each step that the trainer
-    logs, and whenever the learning rate is lowered. See `integrations.scalars` for the names.
+    attach: Callable[[Training], TrainerBinding]
+    """Creates what the callback is for."""
 
-    A schedule needs `lr_scheduler_type="constant"` or `"constant_with_warmup"`. Its first window
-    begins after the warm-up.
-
-    The state is saved in the `scheduler.pt` of each checkpoint that the trainer writes, and
-    restored by `trainer.train(resume_from_checkpoint=…)`.
-
-    Args:
-        trainer: The trainer, for its log.
-        schedule: Whether to lower the learning rate. If False it only watches.
-        interval: When to decide: at the end of each epoch, or at any step. In both cases at least
-            `min_steps` optimizer steps lie between decisions.
-        start: Optimizer steps before the first window; the length of the trainer's warm-up if None.
-        layers: Whether to log the readings of each parameter, too.
-        horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
-        evaluate_averaged: Whether the model has averaged parameters in the evaluations that the
-            trainer makes during training, until a cooldown begins; see `Forecaster.averaged`.
-            Checkpoints hold its own.
-        **settings: Arguments of `FDRScheduler`: `threshold`, `factor`, `rule`, `cooldown_end`,
-            `min_lr`, `min_steps`, `every` and `scale_invariant`. A rule that needs the loss is
-            given what `trainer.training_step` returns. `cooldown_end="end"` is the end of the
-            training.
-
-    Raises:
-        TypeError: If `trainer` is not a trainer.
-        ValueError: If a setting is out of range, or one of the scheduler's is given with
-            `schedule=False`.
-
-    Example:
-        Lower the learning rate at the end of an epoch, or only watch:
-
-            trainer.add_callback(FDRCallback(trainer, threshold=0.01, factor=0.9))
-            trainer.add_callback(FDRCallback(trainer, schedule=False, layers=True))
-
-        Keep the learning rate constant, and evaluate with averaged parameters:
-
-            trainer.add_callback(FDRCallback(trainer, schedule=False, evaluate_averaged=True))
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        *,
-        schedule: bool = True,
-        interval: Literal["epoch", "step"] = "epoch",
-        start: int | None = None,
-        layers: bool = False,
-        horizons: Sequence[int] | None = None,
-        evaluate_averaged: bool = False,
-        **settings: Unpack[Settings],
-    ) -> None:
-        if not hasattr(trainer, "add_callback"):
-            raise TypeError(
-                f"trainer must be the trainer, got {type(trainer).__name__}: pass "
-                "FDRCallback(trainer) to trainer.add_callback"
-            )
-        self._trainer = trainer
-        self._plan = Plan(settings, schedule, interval, layers, horizons, evaluate_averaged)
-        self._start = None if start is None else check_steps("start", start, least=0)
-        self._created_by_trainer = trainer.lr_scheduler is None
-        self._attached: Attached | None = None
-        self._logged = 0
-        self._wrapped: dict[str, tuple[Any, Any]] = {}
-        """Our methods of the trainer, and what was there before, which is in its attributes."""
-
-    @property
-    def monitor(self) -> Monitor | None:
-        """The monitor; None before training."""
-        return None if self._attached is None else self._attached.monitor
-
-    @property
-    def scheduler(self) -> FDRScheduler | None:
-        """The scheduler; None before training and with `schedule=False`."""
-        return None if self._attached is None else self._attached.scheduler
-
-    @property
-    def forecaster(self) -> Forecaster | None:
-        """The forecaster; None before training and if nothing needs one."""
-        return None if self._attached is None else self._attached.forecaster
+    scheduler: Cooldown | FDRScheduler | None = None
+    """The scheduler; None before training, or if the callback has none."""
+    monitor: Monitor | None = None
+    """The monitor; None before training, or if the callback has none."""
+    forecaster: Forecaster | None = None
+    """The forecaster; None before training, or if the callback has none."""
+    _binding: TrainerBinding
+    _trainer: Trainer | None = None
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        model: Any = None,
-        optimizer: Any = None,
-        lr_scheduler: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attach to the optimizer and restore the state of a checkpoint.
+        """Attach to the optimizer, and restore the state of a checkpoint.
 
         Raises:
-            ValueError: If a schedule is asked for and the trainer changes the learning rate itself,
-                or the callback was created with another trainer.
+            ValueError: If the trainer changes the learning rate, which the callback is to set.
         """
-        if state is not self._trainer.state:
-            raise ValueError(
-                "trainer is not the one that the callback was added to: create another with "
-                "trainer.add_callback(FDRCallback(trainer))"
-            )
-        kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-        if self._plan.schedule and self._created_by_trainer and kind not in _CONSTANT:
-            raise ValueError(
-                f"lr_scheduler_type is {kind!r}, which changes the learning rate at every step: "
-                "set lr_scheduler_type='constant' or 'constant_with_warmup' in TrainingArguments, "
-                "or pass schedule=False to watch only"
-            )
-        start = args.get_warmup_steps(state.max_steps) if self._start is None else self._start
-        saved = vars(lr_scheduler).pop(_KEY, None)
+        trainer = _find_trainer()
+        saved = vars(trainer.lr_scheduler).pop(self._key, None)
         if saved is not None and saved["global_step"] != state.global_step:
-            saved = None
-        made = state.global_step if saved is None else 0  # the steps are counted from here on
-        plan = self._plan.with_length(lambda: state.max_steps - made)
-        self._attached = Attached(
-            optimizer,
-            plan,
-            start=start,
-            named_parameters=model.named_parameters(),
-            others=[lr_scheduler],
-        )
+            saved = None  # of an earlier checkpoint
+        start = state.global_step if saved is None else saved["start"]
+        warmup = args.get_warmup_steps(state.max_steps)
+        training = Training(kwargs["optimizer"], kwargs["model"], start, state.max_steps, warmup)
+        self._binding = self.attach(training)
+        self.scheduler, self.monitor = self._binding.scheduler, self._binding.monitor
+        self.forecaster = self._binding.forecaster
+        kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        if self.scheduler is not None and kind not in _CONSTANT:
+            raise ValueError(
+                f"lr_scheduler_type is {kind!r}, which changes the learning rate at every step, "
+                f"but {type(self).__name__} sets it: pass lr_scheduler_type='constant', or "
+                "'constant_with_warmup' with warmup_steps, to TrainingArguments"
+            )
+        self._binding.resume(saved)
         self._logged = state.global_step
-        self._leave()  # what a run that has crashed left there
-        warn_of_statistics(self._plan, model)
-        if self._attached.needs_loss:
-            self._wrap("training_step", self._noting)
-        if self._plan.evaluate_averaged:  # not `evaluate`, which users call themselves
-            self._wrap("_evaluate", partial(self._averaging, model))
-        if saved is not None:
-            self._attached.load_state_dict(saved)
-        elif state.global_step:
-            warn_of_missing_state(plan, state.global_step)
+        if trainer is not self._trainer:  # else this is its second training
+            self._trainer = trainer
+            self._wrap(trainer)
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Decide and log if it is time to."""
-        # Not in on_epoch_end: a checkpoint after the last step must hold the decision.
-        self._advance(state, control, epoch_ended=float(state.epoch or 0.5).is_integer())
+        """Step the scheduler, log if it is time to, and prepare the state for a checkpoint."""
+        decision = self._binding.end_step()
+        if isinstance(self.scheduler, Cooldown):
+            kwargs["lr_scheduler"]._last_lr = self.scheduler.get_last_lr()  # the trainer logs it
+        # Not in on_epoch_end alone: a checkpoint after the last step must hold the decision.
+        if float(state.epoch or 0.5).is_integer():
+            decision = decision or self._end_epoch(kwargs["lr_scheduler"])
+        self._tell(state, control, decision)
 
     def on_epoch_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Decide after an epoch that was cut short."""
-        self._advance(state, control, epoch_ended=True)
-
-    def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        """Leave the trainer as it was."""
-        self._leave()
+        """Step the scheduler at the end of an epoch, which may have been cut short, and log."""
+        self._tell(state, control, self._end_epoch(kwargs["lr_scheduler"]))
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Prepare the state for a checkpoint that the trainer may write after an evaluation."""
-        if args.save_strategy == "best":
+        if args.save_strategy == "best" and self._trainer is not None:
             self._store(state)
 
-    def _noting(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return a training step that hands its loss over."""
+    @property
+    def _key(self) -> str:
+        """The attribute of the trainer's scheduler that carries the state to scheduler.pt."""
+        return f"equilibrate_{type(self).__name__}"
 
-        def noting(*args: Any, **kwargs: Any) -> Tensor:
+    def _wrap(self, trainer: Any) -> None:
+        """Let a trainer hand over its losses, and evaluate with averaged parameters."""
+        training_step, evaluate = trainer.training_step, trainer._evaluate
+
+        def noting_training_step(*args: Any, **kwargs: Any) -> Any:
             loss = training_step(*args, **kwargs)
-            if self._attached is not None and self._is_used("training_step", noting):
-                divided = self._trainer.current_gradient_accumulation_steps
-                self._attached.add_loss(loss, divided)
+            self._binding.add_loss(loss, trainer.current_gradient_accumulation_steps)
             return loss
 
-        return noting
-
-    def _averaging(
-        self, model: nn.Module, evaluate: Callable[..., dict[str, float]]
-    ) -> Callable[..., dict[str, float]]:
-        """Return an evaluation with averaged parameters."""
-
-        def averaging(*args: Any, **kwargs: Any) -> dict[str, float]:
-            if self._attached is None or not self._is_used("_evaluate", averaging):
-                return evaluate(*args, **kwargs)
-            with self._attached.averaged(model):
+        def averaging_evaluate(*args: Any, **kwargs: Any) -> Any:
+            with self._binding.averaged():
                 return evaluate(*args, **kwargs)
 
-        return averaging
+        trainer.training_step = noting_training_step
+        trainer._evaluate = averaging_evaluate  # not `evaluate`, which users call themselves
 
-    def _wrap(self, name: str, wrapped: Callable[[Any], Any]) -> None:
-        """Replace a method of the trainer until the training ends."""
-        method = getattr(self._trainer, name)
-        self._wrapped[name] = (wrapped(method), vars(self._trainer).get(name))
-        setattr(self._trainer, name, self._wrapped[name][0])
+    def _end_epoch(self, lr_scheduler: Any) -> Decision | None:
+        # The trainer's own scheduler sets base × λ(t) at every step: a lowering lowers its base.
+        scheduler = self.scheduler
+        before = [] if scheduler is None else read_lrs(scheduler.optimizer)
+        decision = self._binding.end_epoch()
+        if decision is not None:
+            rates = zip(lr_scheduler.base_lrs, before, decision.lrs, strict=True)
+            lr_scheduler.base_lrs = [
+                new if base == old else base * new / old for base, old, new in rates
+            ]
+        return decision
 
-    def _is_used(self, name: str, ours: Callable[..., Any]) -> bool:
-        """Return whether it is the one that was put there last.
-
-        An earlier one can be left in the wrapper of another callback.
-        """
-        return name in self._wrapped and self._wrapped[name][0] is ours
-
-    def _leave(self) -> None:
-        """Give the trainer its own methods back, unless somebody else has replaced ours since."""
-        for name, (ours, before) in self._wrapped.items():
-            if vars(self._trainer).get(name) is not ours:
-                continue
-            if before is None:
-                delattr(self._trainer, name)
-            else:
-                setattr(self._trainer, name, before)
-        self._wrapped.clear()
-
-    def _advance(self, state: TrainerState, control: TrainerControl, *, epoch_ended: bool) -> None:
-        if self._attached is None:
-            return
-        decision = self._attached.advance(epoch_ended=epoch_ended)
-        lowered = False
-        if decision is not None and decision.lowered:
-            lowered = True
-            logger.info(
-                f"lr is {decision.lr:g} from step {state.global_step} on: {decision.reason}"
-            )
-        if state.global_step > self._logged and (lowered or control.should_log):
+    def _tell(
+        self, state: TrainerState, control: TrainerControl, decision: Decision | None
+    ) -> None:
+        assert self._trainer is not None
+        if decision is not None:
+            logger.info(f"equilibrate: step {state.global_step}, {describe(decision)}")
+        if state.global_step > self._logged and (decision is not None or control.should_log):
             self._logged = state.global_step
             should_log = control.should_log
-            self._trainer.log(self._attached.scalars())
+            self._trainer.log(self._binding.scalars())
             control.should_log = should_log  # any call of log() cancels the trainer's own
         if control.should_save:
             self._store(state)
 
     def _store(self, state: TrainerState) -> None:
         """Put the state where the trainer saves it. Its file is written on one process only."""
-        if self._attached is not None:
-            saved = self._attached.state_dict() | {"global_step": state.global_step}
-            setattr(self._trainer.lr_scheduler, _KEY, saved)
+        assert self._trainer is not None
+        saved = self._binding.state_dict() | {"global_step": state.global_step}
+        setattr(self._trainer.lr_scheduler, self._key, saved)
+
+
+def _find_trainer() -> Trainer:
+    """Return the trainer that calls its callbacks.
+
+    It hands them everything but itself, and the loss of a step is only to be had from its
+    `training_step`. So this looks for it among the callers, once for each training.
+
+    Raises:
+        TypeError: If there is none.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), Trainer):
+            return found
+        frame = frame.f_back
+    raise TypeError(
+        "the callback must be called by a transformers.Trainer: pass it to Trainer(callbacks=[…])"
+    )
+
+
+class CooldownCallback(CooldownSettings, TrainerHooks, TrainerCallback):
+    """Keeps the learning rate constant, and decays it to zero when that pays: `Cooldown`.
+
+    The decay ends with `trainer.train()`, which knows its number of steps. The loss is the one that
+    the trainer trains with and logs, averaged over micro-batches. It needs
+    `lr_scheduler_type="constant"` or `"constant_with_warmup"`.
+
+    Args:
+        warmup_steps: Optimizer steps that warm the learning rate up, linearly; if 0, those of
+            `TrainingArguments`.
+        min_lr: Learning rate at the end, one number or one for each parameter group.
+        evaluate_averaged: Whether the model has averaged parameters in the evaluations that the
+            trainer makes during training, until the decay begins; see `Forecaster.averaged`.
+            Checkpoints hold its own.
+
+    Example:
+        The training is 3 epochs long, so the cooldown ends with the third:
+
+            arguments = TrainingArguments(num_train_epochs=3, lr_scheduler_type="constant")
+            Trainer(model, arguments, train_dataset=data, callbacks=[CooldownCallback()])
+    """
+
+
+class FDRCallback(FDRSettings, TrainerHooks, TrainerCallback):
+    """Lowers the learning rate at the end of an epoch if training has equilibrated: `FDRScheduler`.
+
+    It needs `lr_scheduler_type="constant"` or `"constant_with_warmup"`.
+
+    Args:
+        threshold: The paper's X.
+        factor: Factor by which the learning rate is multiplied, the paper's 1 − Y.
+        rule: A rule instead of the threshold.
+        min_lr: Lower bound on the learning rate, one number or one for each parameter group.
+        min_steps: Optimizer steps that must lie in the averaging window.
+
+    Example:
+        The schedule of the paper:
+
+            Trainer(model, arguments, train_dataset=data, callbacks=[FDRCallback(threshold=0.01)])
+    """
+
+
+class MonitorCallback(MonitorSettings, TrainerHooks, TrainerCallback):
+    """Watches and logs, whatever the trainer does with the learning rate.
+
+    Args:
+        layers: Whether to log the readings of each parameter, too.
+        horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
+        evaluate_averaged: Whether the model has averaged parameters in the evaluations that the
+            trainer makes during training; see `Forecaster.averaged`. Checkpoints hold its own.
+
+    Example:
+        Keep the learning rate constant, and evaluate with averaged parameters:
+
+            callbacks = [MonitorCallback(evaluate_averaged=True)]
+            Trainer(model, arguments, train_dataset=data, callbacks=callbacks)
+    """
