@@ -89,12 +89,12 @@ def test_half_precision_reads_the_rounded_step(make, dtype):
     loop.check(1e-5)
 
 
+@pytest.mark.parametrize("every", [1, 8])
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_optimizers_are_read_through_the_step_form(name):
+def test_other_optimizers_are_read_through_the_step_form(name, every):
     assert len(OTHERS) + 2 >= 20  # LBFGS and SparseAdam are below
-    every = 1 if len(name) % 2 else 8
     loop = Loop(OTHERS[name], every)
-    loop.run(80)
+    loop.run(50)
     loop.check(1e-9)
 
 

@@ -36,13 +36,12 @@ def rotations(monitor):
     return {layer.name: layer.rotation for layer in monitor.layers().layers}
 
 
-def turn_at_random(make, steps, *, dimension=500, on_step=None):
+def turn_at_random(make, steps):
     """Steps along uncorrelated gradients that are orthogonal to the weight, of size 22/|θ|."""
     generator = torch.Generator().manual_seed(1)
 
     def normal():
-        z = torch.randn(dimension, generator=generator, dtype=torch.float64)
-        return z * math.sqrt(500 / dimension)
+        return torch.randn(500, generator=generator, dtype=torch.float64)
 
     model = nn.ParameterDict({"weight": normal()})
     weight = model["weight"]
@@ -53,15 +52,13 @@ def turn_at_random(make, steps, *, dimension=500, on_step=None):
         norm = theta @ theta
         weight.grad = (z - (z @ theta) / norm * theta) / norm.sqrt()
         optimizer.step()
-        if on_step:
-            on_step((weight.detach() @ weight.detach()).item())
-    return optimizer, monitor
+    return monitor
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_angular_step_is_the_predicted_one_for_uncorrelated_gradients(kind):
     """Within 1 %. Its standard error is about 0.2 %: 500 independent components at 500 steps."""
-    _, monitor = turn_at_random(OPTIMIZERS[kind], 1000)
+    monitor = turn_at_random(OPTIMIZERS[kind], 1000)
     rotation = rotations(monitor)["weight"]
     assert rotation.scale_invariant
     assert rotation.alignment < 1e-12
@@ -70,22 +67,9 @@ def test_the_angular_step_is_the_predicted_one_for_uncorrelated_gradients(kind):
     assert layer.equilibrated
 
 
-@pytest.mark.parametrize("kind", ["plain", "dampening", "AdamW"])
-def test_the_norm_relaxes_in_the_predicted_time(kind):
-    """From 10 % above equilibrium: the deviation falls to 1/e of itself in one relaxation time."""
-    norms = []
-    _, monitor = turn_at_random(OPTIMIZERS[kind], 1200, dimension=4000, on_step=norms.append)
-    time = rotations(monitor)["weight"].relaxation
-    final = sum(norms[900:]) / 300
-    excess = torch.tensor(norms) / final - 1
-    first = int((excess < 0.10).nonzero()[0])
-    fell = int((excess[first:] < 0.10 / math.e).nonzero()[0])
-    assert fell == pytest.approx(time, rel=0.25)
-
-
 def test_the_predictions_are_unknown_where_there_is_no_formula():
     def predictions(optimizer_class, **settings):
-        _, monitor = turn_at_random(lambda p: optimizer_class(p, **settings), 8)
+        monitor = turn_at_random(lambda p: optimizer_class(p, **settings), 8)
         found = rotations(monitor)["weight"]
         return [found.equilibrium, found.decay, found.relaxation]
 
@@ -141,18 +125,6 @@ def test_weights_that_are_invariant_only_with_a_bias_are_not_recognised():
     found = rotations(monitor)
     assert not found["1.weight"].scale_invariant
     assert not found["1.bias"].scale_invariant
-
-
-def test_a_gain_is_scale_invariant_only_while_its_bias_is_zero():
-    found = []
-    for bias in (0.0, 1.0):
-        model = networks.convolutional()
-        nn.init.constant_(model[1].bias, bias)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        monitor = eq.Monitor(optimizer, model, every=1)
-        networks.train(model, optimizer, 9)
-        found.append(rotations(monitor)["1.weight"].scale_invariant)
-    assert found == [True, False]
 
 
 def test_frozen_and_tied_weights():
