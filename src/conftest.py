@@ -10,7 +10,7 @@ import torch
 
 collect_ignore_glob = [
     f"equilibrate/integrations/{name}.py"
-    for name in ("lightning", "pytorch_lightning", "transformers", "torchtitan")
+    for name in ("_lightning", "lightning", "pytorch_lightning", "transformers")
 ]
 if find_spec("triton") is None:
     collect_ignore_glob += [
