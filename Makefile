@@ -6,7 +6,7 @@ OLDEST := .venv-oldest/bin
 INSTALL := pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/$(INSTALL)
 
-.PHONY: help reproduce test test-slow kills package test-trainers test-torchtitan test-oldest lint types docs format benchmarks decisions clean
+.PHONY: help reproduce test test-slow kills package test-trainers test-oldest lint types docs format benchmarks decisions clean
 .DEFAULT_GOAL := help
 
 help:  ## Say what can be made
@@ -29,11 +29,8 @@ package: .venv/.dev  ## Build wheel and sdist into dist/, and install the wheel 
 	$(BIN)/hatchling build
 	$(BIN)/python .ci/check_package.py
 
-test-trainers: .venv-trainers/.trainers  ## Run the tests with Lightning, Hugging Face and accelerate
-	$(TRAINERS)/python -m pytest --quiet tests/trainers --ignore tests/trainers/test_torchtitan.py
-
-test-torchtitan: .venv-trainers/.torchtitan  ## Run the tests with torchtitan, and check the types of all integrations
-	$(TRAINERS)/python -m pytest --quiet tests/trainers/test_torchtitan.py
+test-trainers: .venv-trainers/.trainers  ## Run the tests with Lightning, Hugging Face and accelerate, and check types
+	$(TRAINERS)/python -m pytest --quiet tests/trainers
 	$(TRAINERS)/pyright --project tests/trainers --pythonpath $(TRAINERS)/python
 
 # Not part of .ci/run: this torch brings gigabytes of CUDA.
@@ -87,11 +84,6 @@ clean:  ## Take away what the verbs made, except runs/
 
 .venv-trainers/.trainers: .venv-trainers/.made pyproject.toml constraints.txt
 	$(TRAINERS)/$(INSTALL) torch --editable '.[trainers]'
-	@touch $@
-
-# torchtitan imports triton without asking for it: it comes with torch for GPUs only.
-.venv-trainers/.torchtitan: .venv-trainers/.trainers
-	$(TRAINERS)/$(INSTALL) torch triton --editable '.[trainers,torchtitan]'
 	@touch $@
 
 .venv-oldest/.oldest: pyproject.toml paper/pyproject.toml constraints-oldest.txt

@@ -20,7 +20,7 @@ from support.device import ON_GPU
 collect_ignore = ["tests/support"]
 collect_ignore_glob = [
     f"src/equilibrate/integrations/{name}.py"
-    for name in ("lightning", "pytorch_lightning", "transformers", "torchtitan")
+    for name in ("_lightning", "lightning", "pytorch_lightning", "transformers")
 ]
 if find_spec("triton") is None:
     collect_ignore_glob += [
