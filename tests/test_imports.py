@@ -10,109 +10,51 @@ import pytest
 import equilibrate
 
 SOURCE = Path(equilibrate.__file__).parent
-
-LAYERS = [
-    "_arguments",
-    "estimates",
-    "telescoped",
-    "gains",
-    "stationarity",
-    "readings",
-    "outlook",
-    "observables",
-    "averages",
-    "measurements",
-    "relations",
-    "scale_invariance",
-    "solvable",
-    "_engine",
-    "monitor",
-    "forecast",
-    "rules",
-    "layers",
-    "decisions",
-    "_watchers",
-    "scheduler",
-    "deterministic",
-    "mean_loss",
-    "landscape",
-    "record",
-    "runlog",
-    "report",
-    "integrations",
-    "cli",
-    "__main__",
+PARTS = [
+    *("_arguments", "estimates", "telescoped", "observables", "averages", "relations", "readings"),
+    *("scale_invariance", "solvable", "mean_loss", "landscape"),
+    *("watching", "monitor", "forecast", "schedulers", "stationarity"),
+    *("record", "report", "integrations", "cli", "__main__"),
 ]
-CORE = {*LAYERS[: LAYERS.index("record")]}
-CORE_NEEDS = {"torch", "numpy", "equilibrate", "triton"}  # Triton comes with torch on Linux
-NEED_EXTRAS = {Path("landscape/plot.py")}
-FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+LAZY = {"landscape", "solvable", "stationarity", "record", "report", "integrations", "cli"}
+NEEDS = {"watching": {"triton"}, "report": {"jinja2"}}
+"""What comes with torch, where it is used besides torch and numpy."""
 
 
-def layer(path: Path) -> str:
-    return path.relative_to(SOURCE).with_suffix("").parts[0]
-
-
-def dotted(path: Path) -> list[str]:
-    parts = ["equilibrate", *path.relative_to(SOURCE).with_suffix("").parts]
-    return parts[:-1] if parts[-1] == "__init__" else parts
-
-
-def imports(path: Path, *, top_level_only: bool = False):
-    """Every dotted name that a file imports, `from a import b` as a.b."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    package = dotted(path) if path.name == "__init__.py" else dotted(path)[:-1]
-    for node in tree.body if top_level_only else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            stem = [*base, *(node.module.split(".") if node.module else [])]
-            yield from ([*stem, alias.name] for alias in node.names)
+def imports(part: str) -> set[tuple[str, ...]]:
+    """Every dotted name that a part imports, `from a import b` as a.b."""
+    files = (SOURCE / part).rglob("*.py") if (SOURCE / part).is_dir() else [SOURCE / f"{part}.py"]
+    names = set()
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {tuple(alias.name.split(".")) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module, f"a relative import in {path}"
+                stem = tuple(node.module.split("."))
+                names |= {(*stem, alias.name) for alias in node.names}
+    return names
 
 
 def test_every_part_has_its_place_in_the_order():
-    assert {layer(path) for path in FILES} <= set(LAYERS)
+    found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert found - {"__init__", "__pycache__"} == set(PARTS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_module_imports_only_from_earlier_layers(path):
-    here = LAYERS.index(layer(path))
-    used = {name[1] for name in imports(path) if name[0] == "equilibrate" and len(name) > 1}
-    later = {other for other in used & set(LAYERS) if LAYERS.index(other) > here}
-    assert not later
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_imports_only_from_earlier_ones(part):
+    used = {name[1] for name in imports(part) if name[0] == "equilibrate" and len(name) > 1}
+    assert not used & set(PARTS[PARTS.index(part) + 1 :])
 
 
-def test_modules_do_not_import_each_other_in_a_circle():
-    known = {tuple(dotted(path)): path for path in FILES}
-    graph: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    for module, path in known.items():
-        names = [tuple(name) for name in imports(path, top_level_only=True)]
-        found = {n if n in known else n[:-1] for n in names}
-        # A package's __init__ gathers its own modules; these may name their package's siblings.
-        graph[module] = {other for other in found if other in known and other != module}
-    done: set[tuple[str, ...]] = set()
-
-    def visit(module: tuple[str, ...], trail: tuple[tuple[str, ...], ...]) -> None:
-        assert module not in trail, " -> ".join(".".join(m) for m in (*trail, module))
-        if module not in done:
-            for other in sorted(graph[module]):
-                visit(other, (*trail, module))
-            done.add(module)
-
-    for module in graph:
-        visit(module, ())
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "integrations"])
+def test_torch_and_numpy_are_enough(part):
+    outside = {name[0] for name in imports(part)} - {"torch", "numpy", "equilibrate"}
+    assert outside - set(sys.stdlib_module_names) <= NEEDS.get(part, set())
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_the_core_needs_torch_and_numpy_alone(path):
-    if layer(path) in CORE and path.relative_to(SOURCE) not in NEED_EXTRAS:
-        outside = {name[0] for name in imports(path)} - CORE_NEEDS - set(sys.stdlib_module_names)
-        assert not outside
-
-
-def test_a_monitor_knows_no_scheduler():
-    assert ["equilibrate", "scheduler"] not in [n[:2] for n in imports(SOURCE / "monitor.py")]
+def test_integrations_do_not_need_the_paper():
+    assert "equilibrate_paper" not in {name[0] for name in imports("integrations")}
 
 
 def test_every_public_name_can_be_had():
@@ -121,20 +63,7 @@ def test_every_public_name_can_be_had():
 
 
 def test_importing_the_package_loads_no_part_that_was_not_asked_for():
-    code = (
-        "import sys, equilibrate; "
-        "print(*sorted({m.split('.')[1] for m in sys.modules if m.startswith('equilibrate.')}))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    lazy = {
-        "landscape",
-        "solvable",
-        "record",
-        "report",
-        "integrations",
-        "cli",
-    }
-    assert "monitor" in loaded
-    assert not lazy & set(loaded)
+    command = [sys.executable, "-c", "import sys, equilibrate; print(*sys.modules)"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "equilibrate.monitor" in loaded
+    assert not {f"equilibrate.{part}" for part in LAZY} & set(loaded)
