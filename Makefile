@@ -24,9 +24,10 @@ test-slow: .venv/.dev  ## Run the tests that take longest: several processes, ki
 kills: .venv/.dev  ## Kill a recorded run at a hundred random moments; nothing may be lost
 	EQUILIBRATE_KILLS=100 $(BIN)/python -m pytest --quiet -m slow tests/record/test_recorder.py -k kills
 
-package: .venv/.dev  ## Build wheel and sdist into dist/, and install the wheel without extras to check it
+package: .venv/.dev  ## Build both packages into dist/, and install the library without extras to check it
 	rm -rf dist
 	$(BIN)/hatchling build
+	cd paper && ../$(BIN)/hatchling build --target wheel --directory ../dist
 	$(BIN)/python .ci/check_package.py
 
 test-trainers: .venv-trainers/.trainers  ## Run the tests with Lightning, Hugging Face and accelerate, and check types
@@ -89,5 +90,5 @@ clean:  ## Take away what the verbs made, except runs/
 .venv-oldest/.oldest: pyproject.toml paper/pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	$(OLDEST)/pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt \
-	  torch --editable . --editable paper pytest pytest-xdist hypothesis pillow
+	  torch --editable . --editable paper pytest pytest-xdist hypothesis
 	@touch $@

@@ -1,4 +1,4 @@
-"""Check the wheel and the sdist in dist/, and install the wheel without any extra.
+"""Check the wheels and the sdist in dist/, and install the library without any extra.
 
 The new virtual environment gets equilibrate from the wheel. Torch, numpy and what these two need
 are links to the packages of the interpreter that runs this script, since torch is too large to be
@@ -19,7 +19,6 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "equilibrate"
 EXAMPLE = """
 import sys
 import torch
@@ -28,54 +27,57 @@ import equilibrate as eq
 torch.manual_seed(0)
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
-scheduler = eq.FDRScheduler(optimizer, threshold=0.1)  # line 1
+scheduler = eq.Cooldown(optimizer, total_steps=2000)  # line 1
 recorder = eq.Recorder(sys.argv[1], scheduler)
-for epoch in range(20):
-    for _ in range(100):
-        optimizer.zero_grad()
-        (model(torch.randn(8, 3)) - torch.randn(8, 1)).square().mean().backward()
-        optimizer.step()
-    scheduler.step()  # line 2
-    recorder.record()
+for step in range(2000):
+    optimizer.zero_grad()
+    loss = (model(torch.randn(8, 3)) - torch.randn(8, 1)).square().mean()
+    loss.backward()
+    optimizer.step()
+    scheduler.step(loss)  # line 2
+    if step % 100 == 99:
+        recorder.record(loss=loss)
 recorder.close()
-assert scheduler.last_decision.lr < 0.1, scheduler.last_decision
+assert scheduler.get_last_lr() == [0.0], scheduler.last_decision
 print(eq.__version__, eq.__file__)
 """
-EXTRAS = ("typer", "rich", "matplotlib", "scipy", "sklearn", "pooch")
+ABSENT = ("typer", "rich", "matplotlib", "scipy", "sklearn", "pooch", "equilibrate_paper")
 
 
 def main() -> None:
     """Check everything; an AssertionError says what is wrong."""
     dist = ROOT / "dist"
-    [wheel] = dist.glob("*.whl")
+    [wheel] = dist.glob("equilibrate-*.whl")
+    [paper] = dist.glob("equilibrate_paper-*.whl")
     [sdist] = dist.glob("*.tar.gz")
-    check_wheel(wheel)
+    check_wheel(wheel, ROOT)
+    check_wheel(paper, ROOT / "paper")
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
             "--wheel-dir", folder, str(sdist))  # fmt: skip
         [again] = Path(folder).glob("*.whl")
         assert contents(again) == contents(wheel), "the sdist makes another wheel"
         check_clean_install(wheel, Path(folder) / "venv")
-    print(f"{wheel.name} and {sdist.name} are fine")
+    print(f"{wheel.name}, {sdist.name} and {paper.name} are fine")
 
 
-def check_wheel(wheel: Path) -> None:
-    """Check that a wheel has all files of the package and complete metadata."""
+def check_wheel(wheel: Path, root: Path) -> None:
+    """Check that a wheel has the files of its project in `src`, no others, and its metadata."""
     files = contents(wheel)
     expected = {
-        str(path.relative_to(SOURCE.parent))
-        for path in SOURCE.rglob("*")
+        str(path.relative_to(root / "src"))
+        for path in (root / "src").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     packed = {name for name in files if ".dist-info/" not in name}
     assert packed == expected, f"other files than in src: {sorted(packed ^ expected)}"
     [name] = [name for name in files if name.endswith(".dist-info/METADATA")]
-    assert name.replace("METADATA", "licenses/LICENSE") in files
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(name).decode()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    for license in project.get("license-files", []):
+        assert name.replace("METADATA", f"licenses/{license}") in files
     for line in (
-        "Description-Content-Type: text/markdown",
         "License-Expression: MIT",
         f"Requires-Python: {project['requires-python']}",
         *(f"Requires-Dist: {requirement}" for requirement in project["dependencies"]),
@@ -91,9 +93,9 @@ def check_clean_install(wheel: Path, folder: Path) -> None:
     link_core(site)
     pip = [sys.executable, "-m", "pip", "--python", python]
     run(*pip, "install", "--quiet", "--no-index", str(wheel))  # there is nothing else to install
-    for name in EXTRAS:
+    for name in ABSENT:
         absent = subprocess.run([python, "-Ic", f"import {name}"], capture_output=True)
-        assert absent.returncode != 0, f"{name} is installed without its extra"
+        assert absent.returncode != 0, f"{name} is installed with the library"
     record = folder / "run"
     found = run(python, "-W", "error", "-Ic", EXAMPLE, record)
     assert str(site) in found, f"the example did not use the wheel: {found}"

@@ -11,6 +11,7 @@ from paper_support.replicas import (
     LRS,
     SEEDS,
     STEPS,
+    NaiveSides,
     assert_same_parameters,
     convolutional,
     data,
@@ -18,7 +19,7 @@ from paper_support.replicas import (
     perceptron,
     plain_loop,
 )
-from support.naive import NaiveSGDSides, half_running_mean
+from support.naive import half_running_mean
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
@@ -66,7 +67,7 @@ def test_observables_equal_naive_copies_at_every_step():
     for r, (seed, lr) in enumerate(zip(SEEDS, LRS, strict=True)):
         model = perceptron(seed)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=0.02)
-        naive = NaiveSGDSides(optimizer)
+        naive = NaiveSides(optimizer)
         plain_loop(model, seed, optimizer, 1, naive=naive)
         assert epoch.left[:, r].tolist() == pytest.approx(naive.left, rel=1e-4, abs=1e-5)
         assert epoch.right[:, r].tolist() == pytest.approx(naive.right, rel=1e-4)
@@ -157,7 +158,7 @@ def test_schedule_lowers_where_a_naive_loop_does():
         model = perceptron(seed)
         inputs, targets = data(2, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=1.0)
-        naive = NaiveSGDSides(optimizer)
+        naive = NaiveSides(optimizer)
         for n in range(12):
             for batch in draw(seed, n, EXAMPLES, BATCH, "shuffled"):
                 optimizer.zero_grad()
@@ -169,7 +170,7 @@ def test_schedule_lowers_where_a_naive_loop_does():
             if abs(left / right - 1) < threshold:
                 lr *= factor
                 optimizer.param_groups[0]["lr"] = lr
-                naive = NaiveSGDSides(optimizer)
+                naive = NaiveSides(optimizer)
                 lowered += 1
             assert history[n][r] == pytest.approx(lr, rel=1e-12)
     assert lowered > 2  # otherwise nothing was tested

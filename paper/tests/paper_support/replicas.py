@@ -70,6 +70,35 @@ def plain_loop(model, seed, optimizer, epochs, shape=(2, 3), sampling="shuffled"
     return losses
 
 
+class NaiveSides:
+    """O_L = θ·∇f and O_R = (1+μ)/2 η v² of each step of SGD, by copying everything."""
+
+    def __init__(self, optimizer: torch.optim.SGD) -> None:
+        self.optimizer = optimizer
+        self.left: list[float] = []
+        self.right: list[float] = []
+
+    def before(self) -> None:
+        """Call after backward, before the step."""
+        [self.group] = self.optimizer.param_groups
+        decay = self.group["weight_decay"]
+        self.theta = [p.detach().double().clone() for p in self.group["params"]]
+        self.gradient = [
+            p.grad.double() + decay * theta
+            for p, theta in zip(self.group["params"], self.theta, strict=True)
+        ]
+
+    def after(self) -> None:
+        velocity = self.gradient
+        if mu := self.group["momentum"]:
+            state = self.optimizer.state
+            velocity = [state[p]["momentum_buffer"].double() for p in self.group["params"]]
+        pairs = zip(self.theta, self.gradient, strict=True)
+        self.left.append(sum(float((theta * grad).sum()) for theta, grad in pairs))
+        square = sum(float(v.square().sum()) for v in velocity)
+        self.right.append((1 + mu) / 2 * self.group["lr"] * square)
+
+
 def assert_same_parameters(model, other, atol=2e-5):
     pairs = zip(model.named_parameters(), other.named_parameters(), strict=True)
     for (name, p), (_, q) in pairs:
