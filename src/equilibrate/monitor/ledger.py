@@ -26,7 +26,7 @@ from torch.optim import SGD, Optimizer
 from equilibrate.watching.edits import EditWatch
 from equilibrate.watching.parameters import Bucket
 from equilibrate.watching.rates import Group, Scalar, learning_rate
-from equilibrate.watching.sums import ALONG, NORM, SQUARE, choose, send
+from equilibrate.watching.sums import ALONG, NORM, SQUARE, choose, norms, send
 from equilibrate.watching.window import Window
 
 POTENTIAL = 3
@@ -180,11 +180,9 @@ class Ledger:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """Return |θ|² of this process's part."""
-        scratch = torch.zeros_like(self._slots[0])
-        nothing = [None] * self.series
-        self._sums.inner(self.bucket.local(), nothing, scratch[:, :3])
-        return (scratch[:, NORM] * self._shares).sum()
+        """Return |θ|² of this process's part, wherever it is now."""
+        found = norms(self.bucket.local())
+        return (found * self._shares.to(found.device)).sum()
 
     def _begin(self, step: int, made: Scalar) -> None:
         """Begin an interval where the parameters are now."""

@@ -60,7 +60,6 @@ class ParameterSet:
         self.params = list(self._current())
         if not self.params:
             raise ValueError("optimizer has no parameters: pass model.parameters() to it first")
-        self._sizes = [len(group["params"]) for group in optimizer.param_groups]
         self.layout = Layout(self.params)
         found: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
         for i, group in enumerate(optimizer.param_groups):
@@ -68,10 +67,6 @@ class ParameterSet:
                 _check(i, p)
                 found.setdefault((i, local(p).device, p.dtype), []).append(p)
         self.buckets = [Bucket(i, params, self.layout) for (i, _, _), params in found.items()]
-
-    def has_same_sizes(self) -> bool:
-        """Return whether the groups have as many parameters as before: cheap."""
-        return [len(group["params"]) for group in self._optimizer.param_groups] == self._sizes
 
     def has_same_parameters(self) -> bool:
         """Return whether the optimizer still holds the same parameters, wherever they are."""

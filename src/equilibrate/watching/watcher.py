@@ -151,8 +151,7 @@ class Watcher:
         self._idle = is_idle(self._optimizer)
         if self._idle:
             return
-        known = self._parameters
-        if not (known.is_current() if self._measured else known.has_same_sizes()):
+        if not self._parameters.is_current():  # a kernel must never be given other tensors
             self._lay_out()
             self._measured = True
         with _NO_GRAD:
