@@ -10,7 +10,6 @@ import ast
 import inspect
 import io
 import os
-import pkgutil
 import statistics
 import subprocess
 import sys
@@ -54,22 +53,17 @@ def count(*folders: Path) -> tuple[int, int]:
 
 
 def public_names() -> list[str]:
-    """Return the functions and classes at the top of the library's public modules.
-
-    Trainers need not be installed: their modules are read, not imported.
-    """
-    found = set()
-    for module in pkgutil.walk_packages([str(LIBRARY)], "equilibrate."):
-        parts = module.name.split(".")
-        if any(part.startswith("_") for part in parts):
+    """Return the functions and classes at the top of the library's public modules."""
+    found = []
+    for file in sorted(LIBRARY.rglob("*.py")):
+        parts = file.relative_to(LIBRARY).with_suffix("").parts
+        if any(part.startswith("_") for part in parts if part != "__init__"):
             continue
-        file = LIBRARY.joinpath(*parts[1:])
-        file = file / "__init__.py" if module.ispkg else file.with_suffix(".py")
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            kinds = ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
-            if isinstance(node, kinds) and not node.name.startswith("_"):
-                found.add(f"{module.name}.{node.name}")
-    return sorted(found)
+            named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if named and not node.name.startswith("_"):
+                found.append(f"{'.'.join(parts)}.{node.name}")
+    return found
 
 
 class Calls:
