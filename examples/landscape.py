@@ -42,7 +42,7 @@ print(f"loss {landscape.value():.4f}, |∇f|² {gradient @ gradient:.2e}")
 print(f"noise Tr C̃ {noise.total}, curvature along it ", end="")
 print(landscape.noise_curvature(batch_size=32).sharpness)
 
-# Over learning rates: four seeds at each of them, trained together until FDR1 holds.
+# Over learning rates: four seeds at each of them, trained until FDR1 holds.
 points = eq.landscape.sweep(
     build_model,
     cross_entropy,
