@@ -128,7 +128,7 @@ def _range(groups: list[list[Point]], top: str, bottom: str) -> str:
 
 PANELS = [
     ("forecast", "forecast, without a forward pass"),
-    ("averaged", "loss at averaged weights, less that at the weights"),
+    ("averaged", "gain at averaged weights, with forward passes"),
 ]
 """What is compared with the gain of a cooldown over staying, and how it is called."""
 

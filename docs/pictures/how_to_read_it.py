@@ -1,7 +1,7 @@
 """Draw the pictures of the page "How to read it", from runs that a monitor watches.
 
 Run `python docs/pictures/how_to_read_it.py` (half a minute on one core; requires
-`equilibrate[experiments]` and Chromium). Seeds are fixed.
+`equilibrate[dev]` and Chromium). Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 
 import equilibrate as eq
 from equilibrate.report import page
-from equilibrate.report.figures import LEFT, LOSS, RATE
-from equilibrate.rules import Threshold
+
+LEFT, LOSS, RATE = "#0b5394", "#38761d", "#333333"
 
 FOLDER = Path(__file__).parent
 TOLERANCE = 0.05
@@ -184,7 +184,7 @@ def layers() -> tuple[str, str]:
         )
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.002)
-    monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters())
+    monitor = eq.Monitor(optimizer, model)
     with (
         tempfile.TemporaryDirectory() as folder,
         eq.Recorder(folder, monitor, layers=True, every=100) as recorder,
@@ -196,7 +196,7 @@ def layers() -> tuple[str, str]:
             optimizer.step()
             recorder.record()
         html = page.render(recorded(recorder))
-    return html, str(eq.layers.read(monitor, Threshold(TOLERANCE), budget=1000))
+    return html, str(monitor.layers(TOLERANCE, budget=1000))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Make the pictures of the page "Seeing it", from a run that is recorded.
 
-Run `python docs/pictures/seeing_it.py` (a minute on one core; requires `equilibrate[experiments]`
+Run `python docs/pictures/seeing_it.py` (a minute on one core; requires `equilibrate[dev]`
 and Chromium, which takes the pictures). The seed is fixed.
 """
 
@@ -62,7 +62,7 @@ def record(folder: Path) -> Run:
         nn.Flatten(), nn.Linear(16, 10),
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=0.005)
-    monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters())
+    monitor = eq.Monitor(optimizer, model)
     scheduler = eq.FDRScheduler(optimizer, monitor=monitor, threshold=0.02, factor=0.7)
     forecaster = eq.Forecaster(optimizer)
     with eq.Recorder(folder / "digits-cnn", scheduler, forecaster, layers=True) as recorder:
