@@ -24,9 +24,8 @@ from torch.nn.functional import cross_entropy
 import equilibrate as eq
 from equilibrate.report import page
 
-LEFT, LOSS, RATE = "#0b5394", "#38761d", "#333333"
-
 FOLDER = Path(__file__).parent
+LEFT, LOSS, RATE = "#0b5394", "#38761d", "#333333"
 TOLERANCE = 0.05
 Row = dict[str, float]
 
