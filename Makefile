@@ -54,13 +54,10 @@ format: .venv/.dev  ## Put the code into shape
 
 benchmarks: .venv/.dev  ## Measure what it costs, as ratios
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/thinning.py
 	$(BIN)/python benchmarks/tables.py
 
 decisions: .venv/.dev  ## Compare rules for lowering the learning rate on processes with known truth
 	$(BIN)/python benchmarks/decisions.py
-	$(BIN)/python benchmarks/decision_limits.py
-	$(BIN)/python benchmarks/tables.py
 
 clean:  ## Take away what the verbs made, except runs/
 	rm -rf .venv .venv-trainers .venv-oldest site .pytest_cache .ruff_cache .hypothesis

@@ -5,13 +5,14 @@ all repetitions where the batches of an epoch are not independent.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from equilibrate._engine.relation.trace import CAPACITY, WIDTH, Sketch
-from equilibrate._engine.sharding import Layout
 from numpy.typing import NDArray
+
+from equilibrate.stationarity.trace import CAPACITY, WIDTH, Sketch
+from equilibrate.watching.sharding import Layout
 
 Array = NDArray[np.float64]
 EARLY = 0.05
@@ -105,7 +106,7 @@ def processes() -> list[Process]:
 
 
 @dataclass
-class Run:
+class SimulatedRuns:
     """What is known of all repetitions of a process; index e is the end of an epoch, from 0."""
 
     process: Process
@@ -119,28 +120,18 @@ class Run:
     """Φ with Σ(L − R) = Φ_s − Φ_T, at the ends of epochs (repetitions, epochs)."""
     right: Array
     """ΣR."""
-    loss: Array
-    """Mean mini-batch loss in each epoch; the first is that at the start."""
-    norm: Array
-    """|θ|²."""
-    moved: Array
-    """|θ − θ₀|²."""
-    inner: Array
-    """Σ g_t·g_{t+1}."""
-    differences: NDArray[np.float32]
-    """θ′·d + (η/2)d² at each step, d = θ − θ′ over η."""
-    states: tuple[Array, Array] = field(repr=False)
-    """θ − θ* and v at the ends of epochs (epochs, repetitions, d); empty unless asked for."""
+    level: Array
+    """Mean of 2(f − f*) over all repetitions, at the ends of epochs."""
 
     @property
     def relaxed(self) -> float:
         """The step at which τ has fallen to its bound."""
         return float(self.epochs[np.argmax(self.excess <= EARLY)])
 
-    def trace(self, epoch: int, rows: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return positions and V as a monitor holds them that is marked at the ends of epochs."""
+    def trace(self, epoch: int, rows: NDArray[np.intp]) -> Array:
+        """Return positions as a rule holds them that follows at the ends of epochs."""
         index = np.arange(0, epoch + 1, stride(epoch))
-        return self.positions[rows][:, index].astype(np.float64), self.right[rows][:, index]
+        return self.positions[rows][:, index].astype(np.float64)
 
 
 def stride(epoch: int) -> int:
@@ -163,29 +154,18 @@ def sketch_matrix(dimensions: int) -> Array:
     return matrix[:, np.abs(matrix).sum(0) > 0]
 
 
-def simulate(
-    process: Process,
-    repetitions: int,
-    rng: np.random.Generator,
-    *,
-    lr: float = 1.0,
-    state: tuple[Array, Array] | None = None,
-    keep: bool = False,
-) -> Run:
-    """Run all repetitions.
+def simulate(process: Process, repetitions: int, rng: np.random.Generator) -> SimulatedRuns:
+    """Run all repetitions, at a learning rate of 1.
 
     Args:
         process: The process.
         repetitions: Their number.
         rng: Source of the noise.
-        lr: Learning rate η.
-        state: θ − θ* and v to start from, instead of the start of the process.
-        keep: Whether to keep the states at the ends of epochs.
     """
     h, mu = process.curvatures, process.momentum
-    sigma = np.sqrt(process.variances)
-    relaxation = process.relaxation / lr
-    x, v, second = _start(process, sigma, repetitions, rng) if state is None else _again(*state)
+    sigma, relaxation = np.sqrt(process.variances), process.relaxation
+    x, second = _start(process, sigma, repetitions, rng)
+    v = np.zeros_like(x)
     theta_star = np.zeros(len(h))
     theta_star[-1] = process.minimum * sigma[-1]
     theta_star[0] += process.bounce * sigma[0] / 2
@@ -195,71 +175,46 @@ def simulate(
     draw = _noise(process, repetitions, rng, length)
     total = int(process.horizon * relaxation) // length * length
     epochs = np.arange(0, total + 1, length)
-    matrix = sketch_matrix(len(h)) / np.sqrt(2 * lr / (1 - mu))
+    matrix = sketch_matrix(len(h)) / np.sqrt(2 / (1 - mu))
     positions = np.empty((repetitions, len(epochs), matrix.shape[1]), np.float32)
-    names = ("potential", "right", "loss", "norm", "moved", "inner")
-    rows = {name: np.zeros((repetitions, len(epochs))) for name in names}
-    differences = np.empty((repetitions, total), np.float32)
-    kept: tuple[list[Array], list[Array]] = ([], [])
-    right, inner, loss = np.zeros((3, repetitions))
-    level = np.zeros(len(epochs))
-    origin, previous = x.copy(), None
-    moments = _Moments(process, lr, second)
+    potential, rights = np.zeros((2, repetitions, len(epochs)))
+    right, level, within = np.zeros(repetitions), np.zeros(len(epochs)), np.zeros(len(epochs))
+    origin, moments = x, _Moments(process, second)
     excess = np.full(len(epochs), np.nan)
     for step in range(total + 1):
         place = x + theta_star + drift * step
-        if step % length == 0:
-            e = step // length
+        e, position = divmod(step, length)
+        if position == 0:
             positions[:, e] = (place - theta_star) @ matrix
-            norm = _square(place)
-            rows["potential"][:, e] = (1 - mu) * norm / (2 * lr) + mu * (place * v).sum(1)
-            rows["norm"][:, e], rows["right"][:, e] = norm, right
-            rows["moved"][:, e] = _square(x + drift * step - origin)
-            rows["inner"][:, e] = inner
-            rows["loss"][:, e] = loss / length if e else (h * x * x).sum(1) / 2
-            loss, excess[e] = np.zeros(repetitions), moments.excess
-            if keep:
-                kept[0].append(x.copy())
-                kept[1].append(v.copy())
+            potential[:, e] = (1 - mu) * _square(place) / 2 + mu * (place * v).sum(1)
+            rights[:, e], excess[e] = right, moments.excess
+            level[e] = (h * x * x).sum(1).mean()
         if step == total:
             break
-        noise = draw(step, x)
-        gradient = h * x + noise
-        loss += (x * (h * x / 2 + noise)).sum(1)
-        level[step // length] += (h * x * x).sum(1).mean() / length
-        if previous is not None:
-            inner += (gradient * previous).sum(1)
-        previous = gradient
-        v = mu * v - gradient
-        change = lr * v
-        square = _square(change)
-        differences[:, step] = -((place + change) * v).sum(1) + square / (2 * lr)
-        right += (1 + mu) / (2 * lr) * square
-        x = x + change - drift
+        within[e] += (h * x * x).sum(1).mean() / length
+        v = mu * v - (h * x + draw(step, x))
+        right += (1 + mu) / 2 * _square(v)
+        x = x + v - drift
         moments.step()
-    run = Run(
-        process, epochs, excess, positions, **rows, differences=differences,
-        states=(np.array(kept[0]), np.array(kept[1])),
-    )  # fmt: skip
     if not process.acts:
-        run.excess[:] = np.nan
+        excess[:] = np.nan
     elif process.noise == "reshuffled":
         # The noise of whole epochs cancels, so its mean effect varies within an epoch. The way of
         # the mean is exact, and the variance, which starts at zero, is left out: an upper bound.
-        floor = level[len(epochs) // 2 : -1].mean()
-        way = (origin**2).mean(0) * (1 - lr * h) ** (2 * epochs[:, None])
-        run.excess[:] = way @ h / floor
-    return run
+        floor = within[len(epochs) // 2 : -1].mean()
+        way = (origin**2).mean(0) * (1 - h) ** (2 * epochs[:, None])
+        excess[:] = way @ h / floor
+    return SimulatedRuns(process, epochs, excess, positions, potential, rights, level)
 
 
 class _Moments:
     """Second moments of each direction, exactly, and the excess of the mean loss."""
 
-    def __init__(self, process: Process, lr: float, second: Array) -> None:
-        self._h, self._mu, self._lr = process.curvatures, process.momentum, lr
+    def __init__(self, process: Process, second: Array) -> None:
+        self._h, self._mu = process.curvatures, process.momentum
         self._multiplicative = process.noise == "multiplicative"
         curved = self._h > 0
-        self._floor = (lr / ((1 - self._mu) * (2 - lr * self._h / (1 + self._mu))))[curved].sum()
+        self._floor = (1 / ((1 - self._mu) * (2 - self._h / (1 + self._mu))))[curved].sum()
         self._xx = second
         self._xv, self._vv = np.zeros((2, len(self._h)))
 
@@ -270,20 +225,20 @@ class _Moments:
         return level / floor - 1 if floor else np.nan
 
     def step(self) -> None:
-        h, mu, lr = self._h, self._mu, self._lr
+        h, mu = self._h, self._mu
         noise = 1.0
         if self._multiplicative:
             noise = 1 + _MULTIPLICATIVE * (h * self._xx).sum() / self._floor
         vv = mu**2 * self._vv - 2 * mu * h * self._xv + h**2 * self._xx + noise
         along = mu * self._xv - h * self._xx
-        self._xx = self._xx + 2 * lr * along + lr**2 * vv
-        self._xv, self._vv = along + lr * vv, vv
+        self._xx = self._xx + 2 * along + vv
+        self._xv, self._vv = along + vv, vv
 
 
 def _start(
     process: Process, sigma: Array, repetitions: int, rng: np.random.Generator
-) -> tuple[Array, Array, Array]:
-    """Return θ − θ*, v, and the mean of (θ − θ*)²."""
+) -> tuple[Array, Array]:
+    """Return θ − θ*, and the mean of (θ − θ*)²."""
     shape = (repetitions, len(sigma))
     if process.start is None:
         second = 2 * sigma**2
@@ -294,11 +249,7 @@ def _start(
         if process.bounce:
             x[:, 0] = -process.bounce * sigma[0]
             second = (x**2).mean(0)
-    return x, np.zeros(shape), second
-
-
-def _again(x: Array, v: Array) -> tuple[Array, Array, Array]:
-    return x, v, (x**2).mean(0)
+    return x, second
 
 
 def _noise(

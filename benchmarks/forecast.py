@@ -31,11 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forecast_tasks import TASKS, Task, Training, half_life_decay
+from forecast_tasks import TASKS, ForecastTask, Training, half_life_decay
 from torch import Tensor
 
 import equilibrate as eq
+from equilibrate.forecast.match import exponential_match
 from equilibrate.record.provenance import environment
+from equilibrate.watching.watcher import measured_position
 
 OUT = Path(__file__).parent / "results" / "forecast"
 HORIZONS = (150, 400)
@@ -44,7 +46,7 @@ AROUND = (-32, -16, 0, 16, 32)
 """Steps around the end of a branch at a constant rate whose losses are averaged."""
 
 
-class Averages:
+class StepAverages:
     """Exponential averages of the parameters, one for each horizon, updated at every step."""
 
     def __init__(self, training: Training, horizons: tuple[int, ...]) -> None:
@@ -82,36 +84,41 @@ class Independent:
     def __init__(self, forecaster: eq.Forecaster, training: Training) -> None:
         self._forecaster = forecaster
         self._generator = torch.Generator().manual_seed(training.seed)
+        self._steps: list[int] = []
         self._samples: list[Tensor] = []
 
     def sample(self, training: Training) -> None:
-        """Take a sample, before a step at which the forecaster takes one."""
+        """Take a sample before a step at which the forecaster takes one."""
+        step, every = self._forecaster.step, self._forecaster.every
+        if step % every != measured_position(step // every, every):
+            return
         gradient = training.independent_gradient(self._generator)
-        with torch.no_grad():
-            (tracker,) = self._forecaster._sampler._trackers
-            row = [
-                sum(
-                    ((p - m) * g).sum()
-                    for p, m, g in zip(tracker.params, mean, gradient, strict=True)
-                )
-                for mean in tracker.means()
-            ]
-            self._samples.append(torch.stack(row))  # pyright: ignore[reportArgumentType]
+        params = list(training.model.parameters())
+        products = []
+        for horizon in self._forecaster.horizons:
+            own = [p.detach().clone() for p in params]
+            with self._forecaster.averaged(horizon=horizon), torch.no_grad():
+                parts = zip(own, params, gradient, strict=True)
+                products.append(torch.stack([((p - m) * g).sum() for p, m, g in parts]).sum())
+        self._steps.append(step)
+        self._samples.append(torch.stack(products))
 
     def forecasts(self) -> dict[int, list[float]]:
         """Return the forecasts, with errors; over the same windows as the forecaster's."""
         found = {}
         samples = torch.stack(self._samples).double().cpu()
-        for i, (horizon, match) in enumerate(self._forecaster._matches.items()):
+        for i, horizon in enumerate(self._forecaster.horizons):
+            match = exponential_match(horizon, self._forecaster.every)
             seen = self._forecaster.step
-            first = max(horizon, seen // 2, seen - 8 * horizon) // self._forecaster.every
+            since = max(horizon, seen // 2, seen - 8 * horizon)
+            first = sum(step < since for step in self._steps)
             estimate = eq.estimates.mean(match.factor / 2 * samples[first:, i])
             found[horizon] = [estimate.value, estimate.stderr, estimate.margin]
         return found
 
 
 def run(
-    task: Task,
+    task: ForecastTask,
     name: str,
     seed: int,
     *,
@@ -142,14 +149,13 @@ def run(
     done = {branch["step"] for branch in record["branches"]}
     training = Training(task, examples, seed, tiny=tiny)
     forecaster = eq.Forecaster(training.optimizer, horizons, every)
-    averages = Averages(training, horizons)
+    averages = StepAverages(training, horizons)
     independent = Independent(forecaster, training)
     losses: list[Tensor] = []
     trunk, near, width = [], [], 5 * every // 8
     for time_ in task.times:
         while training.step < time_:
-            if training.step % every == 0:
-                independent.sample(training)
+            independent.sample(training)
             losses.append(training.train(training.constant_lr()))
             averages.update()
             if training.step % 50 == 0:

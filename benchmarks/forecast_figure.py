@@ -2,18 +2,13 @@
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from equilibrate.gains import Forecast, Losses
-from equilibrate.rules import Gain
-
-from equilibrate import Reading
-from equilibrate.estimates import Estimate
+from tables import replace_table
 
 ROOT = Path(__file__).parents[1]
 FIGURE = ROOT / "docs" / "figures" / "forecast.png"
@@ -77,24 +72,6 @@ def read(out: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
 
 
-def acted(record: dict[str, Any], rule: Gain) -> int | None:
-    """Return the step after which a rule would have lowered the rate of the trunk, if any."""
-    rows = record["trunk"]
-    for k, row in enumerate(rows, start=1):
-        forecasts = tuple(
-            Forecast(int(horizon), Estimate(value, stderr, dof=19), row["step"])
-            for horizon, (value, stderr, _) in (
-                (h, numbers) for h, numbers in row["forecasts"].items() if numbers
-            )
-            if not math.isnan(value)
-        )
-        losses = Losses(0, tuple(r["step"] for r in rows[:k]), tuple(r["loss"] for r in rows[:k]))
-        reading = Reading(row["step"], 1, 1.0, 1.0, 0.1, forecasts=forecasts, losses=losses)
-        if rule.judge(reading).act:
-            return row["step"]
-    return None
-
-
 def groups(found: list[Point]) -> Iterator[tuple[tuple[str, int, int], list[Point]]]:
     """Yield the points of all seeds of one model, step and horizon."""
     for model in TITLES:
@@ -150,54 +127,46 @@ def _range(groups: list[list[Point]], top: str, bottom: str) -> str:
 
 
 PANELS = [
-    ("forecast", "over_staying", "forecast", "gained over staying"),
-    (
-        "averaged",
-        "over_staying",
-        "gain at averaged weights (rival)",
-        "gained over staying",
-    ),
-    ("forecast", "total", "forecast + what staying gained", "gained in all"),
+    ("forecast", "forecast, without a forward pass"),
+    ("averaged", "gain at averaged weights, with forward passes"),
 ]
+"""What is compared with the gain of a cooldown over staying, and how it is called."""
 
 
 def draw(found: list[Point], path: Path) -> None:
-    """Draw what was gained over staying against forecasts and averaged weights, and in all."""
+    """Draw what cooldowns gained over staying, against forecasts and averaged weights."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.1), layout="constrained")
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     short, long = sorted({p.horizon for p in found})
-    for axes, (x, y, xlabel, ylabel) in zip(figure.subplots(1, 3), PANELS, strict=True):
-        top = 0.0
+    top = 1.08 * max(max(p.forecast, p.averaged, p.over_staying) for p in found)
+    for axes, (x, label) in zip(figure.subplots(1, 2, sharey=True), PANELS, strict=True):
         for i, (model, title) in enumerate(TITLES.items()):
             for horizon, marker in ((short, "o"), (long, "s")):
                 chosen = [p for p in found if (p.model, p.horizon) == (model, horizon)]
-                values = [getattr(p, x) + (p.staying if y == "total" else 0.0) for p in chosen]
-                gained = [getattr(p, y) for p in chosen]
-                top = max([top, *values, *gained])
                 axes.errorbar(
-                    values, gained,
+                    [getattr(p, x) for p in chosen], [p.over_staying for p in chosen],
                     xerr=[p.margin for p in chosen] if x == "forecast" else None,
                     fmt=marker, markersize=4, linewidth=0.8, alpha=0.8, color=f"C{i}",
                     label=title if horizon == short and chosen else None,
                     markerfacecolor="none" if horizon == long else None,
                 )  # fmt: skip
         axes.axline((0, 0), slope=1, color="0.6", linewidth=1, zorder=0)
-        axes.set(xlabel=xlabel, ylabel=ylabel, xlim=(0, 1.08 * top), ylim=(0, 1.08 * top))
+        axes.set(xlabel=label, xlim=(0, top), ylim=(0, top))
         axes.set_aspect("equal")
+    figure.axes[0].set_ylabel("gained by the cooldown, over staying")
     figure.axes[0].legend(frameon=False, fontsize=8, loc="lower right")
     figure.suptitle(
-        f"Decrease of the training loss: linear cooldowns over {short} (filled) and {long} steps",
-        fontsize=10,
+        f"Training loss that cooldowns over {short} (filled) and {long} steps gained", fontsize=10
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
 
 def main(out: Path) -> None:
-    """Print the tables, put them into the page if it has a place for them, and draw the figure."""
+    """Print the tables, put them into the page, and draw the figure."""
     records = read(out)
     found = [point for record in records for point in points(record)]
     if not found:
@@ -207,11 +176,6 @@ def main(out: Path) -> None:
     page = PAGE.read_text()
     for name, text in tables.items():
         print(text, end="\n\n")
-        place = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        page = re.sub(place, lambda m, text=text: f"{m[1]}{text}\n{m[2]}", page, flags=re.S)
+        page = replace_table(page, name, text)
     PAGE.write_text(page)
-    for record in records:
-        steps = [acted(record, rule) for rule in (Gain(), Gain(total_steps=6000))]
-        name = f"{TITLES[record['model']]}, seed {record['seed']}"
-        print(f"{name}: Gain() acts at step {steps[0]}, with total_steps=6000 at {steps[1]}")
     print(f"written to {FIGURE.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")

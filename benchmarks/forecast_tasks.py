@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
-class Task:
+class ForecastTask:
     """A model, its data, and how it is trained at a constant learning rate."""
 
     title: str
@@ -81,7 +81,7 @@ def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat(parts)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3×3 convolutions with a residual connection."""
 
     def __init__(self, channels: int, outputs: int, norm: Callable[[int], nn.Module]) -> None:
@@ -111,7 +111,7 @@ def resnet(norm: Callable[[int], nn.Module], tiny: bool, blocks: int = 2) -> nn.
     channels = widths[0]
     for width in widths:
         for _ in range(1 if tiny else blocks):
-            layers.append(Block(channels, width, norm))
+            layers.append(ResidualBlock(channels, width, norm))
             channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
@@ -202,7 +202,7 @@ def source_code(path: Path | None, tiny: bool) -> Data:
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 TASKS = {
-    "mlp": Task(
+    "mlp": ForecastTask(
         "MLP, MNIST, SGD",
         mlp,
         images("mnist"),
@@ -212,7 +212,7 @@ TASKS = {
         times=(800, 2400, 6000),
         shift=True,
     ),
-    "batchnorm": Task(
+    "batchnorm": ForecastTask(
         "ResNet with BatchNorm, CIFAR-10, SGD",
         lambda tiny: resnet(nn.BatchNorm2d, tiny),
         images("cifar10"),
@@ -223,7 +223,7 @@ TASKS = {
         shift=True,
         flip=True,
     ),
-    "groupnorm": Task(
+    "groupnorm": ForecastTask(
         "ResNet with GroupNorm, CIFAR-10, SGD",
         lambda tiny: resnet(lambda channels: nn.GroupNorm(8, channels), tiny),
         images("cifar10"),
@@ -234,7 +234,7 @@ TASKS = {
         shift=True,
         flip=True,
     ),
-    "transformer": Task(
+    "transformer": ForecastTask(
         "Byte-level transformer, Python sources, AdamW",
         Transformer,
         source_code,
@@ -258,7 +258,7 @@ class Training:
         tiny: Whether the model is tiny.
     """
 
-    def __init__(self, task: Task, data: Data, seed: int, *, tiny: bool) -> None:
+    def __init__(self, task: ForecastTask, data: Data, seed: int, *, tiny: bool) -> None:
         self.task, self.data, self.seed = task, data, seed
         self.device = data.inputs.device
         torch.manual_seed(seed)

@@ -51,7 +51,7 @@ NAMES = [name for base in ("sgd", "momentum", "nesterov", "adamw") for name in (
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasuringPlan:
     """How a model is measured."""
 
     build: Callable[..., Workload]
@@ -62,14 +62,14 @@ class Plan:
 
 
 PLANS = {
-    "mlp": Plan(mlp, 64, 0.3),
-    "resnet18": Plan(partial(resnet18, autocast=True), 16, 0.6),
-    "gpt2": Plan(partial(gpt2, autocast=True), 16, 1.2),
+    "mlp": MeasuringPlan(mlp, 64, 0.3),
+    "resnet18": MeasuringPlan(partial(resnet18, autocast=True), 16, 0.6),
+    "gpt2": MeasuringPlan(partial(gpt2, autocast=True), 16, 1.2),
 }
 DRY_RUN = {"batch_size": 2, "tiny": True}
 
 
-class Loop:
+class GpuLoop:
     """A training loop with its own model, optimizer and watcher.
 
     Args:
@@ -90,9 +90,10 @@ class Loop:
         """Train for a number of steps."""
         for _ in range(steps):
             self.optimizer.zero_grad()
-            self.workload.backward(self.model)
+            loss = self.workload.backward(self.model)
             self.watcher.before_step()
             self.optimizer.step()
+            self.watcher.after_step(loss)
 
     def seconds_per_step(self, watcher: Callable[..., Bare], steps: int) -> float:
         """Return the wall time of a step with a watcher, averaged over a block."""
@@ -137,10 +138,10 @@ def measure(
 ) -> dict[str, Any]:
     """Measure all variants of one model and optimizer."""
     end = time.monotonic() + 60 * minutes
-    loop = Loop(workload, optimizer)
+    loop = GpuLoop(workload, optimizer)
     loop.run(20)  # autotuning and workspaces, which are not a variant's own
     memory = {
-        name: _peak_memory(partial(Loop, workload, optimizer, watcher))
+        name: _peak_memory(partial(GpuLoop, workload, optimizer, watcher))
         for name, watcher in WATCHERS.items()
     }
     blocks = {
@@ -177,7 +178,7 @@ def _in_hooks(name: str) -> str:
     return f"hooks of {name}"
 
 
-def _peak_memory(make: Callable[[], Loop]) -> int:
+def _peak_memory(make: Callable[[], GpuLoop]) -> int:
     """Return the peak memory of a loop on the GPU, from its construction on."""
     gc.collect()
     if not torch.cuda.is_available():

@@ -34,7 +34,7 @@ def reading_time(monitor: eq.Monitor, repeats: int = 30) -> float:
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        monitor.parameter_readings()
+        monitor.layers()
         times.append(time.perf_counter() - start)
     return 1e3 * median(times)
 
@@ -42,17 +42,17 @@ def reading_time(monitor: eq.Monitor, repeats: int = 30) -> float:
 def measure(every: int, steps: int, momentum: float) -> list[dict[str, float]]:
     """Train for a number of steps and note memory and reading time at each power of ten."""
     torch.manual_seed(0)
-    named = {f"p{i}": nn.Parameter(torch.randn(4)) for i in range(TENSORS)}
-    optimizer = torch.optim.SGD(named.values(), lr=0.01, momentum=momentum, fused=True)
-    monitor = eq.Monitor(optimizer, every=every, named_parameters=named)
-    for p in named.values():
+    model = nn.ParameterList(torch.randn(4) for _ in range(TENSORS))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum, fused=True)
+    monitor = eq.Monitor(optimizer, model, every)
+    for p in model.parameters():
         p.grad = torch.randn_like(p)
     rows, start = [], time.perf_counter()
     moments = [10**k for k in range(3, 10) if 10**k <= steps]
     for t in range(1, steps + 1):
         optimizer.step()
         if t % 5000 == 0:  # a direction that turns around keeps the parameters bounded
-            for p in named.values():
+            for p in model.parameters():
                 p.grad.neg_()  # pyright: ignore[reportOptionalMemberAccess]
         if t in moments:
             row = {

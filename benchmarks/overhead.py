@@ -58,7 +58,7 @@ class Seconds:
     update: float
 
 
-class Loop:
+class CpuLoop:
     """A training loop with its own model, optimizer and watcher."""
 
     def __init__(self, workload: Workload, case: Case, watcher: Callable[..., Bare]) -> None:
@@ -83,11 +83,12 @@ class Loop:
 
     def _backward(self) -> None:
         self.optimizer.zero_grad()
-        self.workload.backward(self.model)
+        self.loss = self.workload.backward(self.model)
 
     def _update(self) -> None:
         self.watcher.before_step()
         self.optimizer.step()
+        self.watcher.after_step(self.loss)
 
 
 def _cpu_time(work: Callable[[], None]) -> float:
@@ -100,7 +101,7 @@ def run(case: Case) -> dict[str, Any]:
     """Measure one workload."""
     workload = case.build()
     watchers = {name: kind for name, kind in WATCHERS.items() if "histograms" not in name}
-    loops = {name: Loop(workload, case, watcher) for name, watcher in watchers.items()}
+    loops = {name: CpuLoop(workload, case, watcher) for name, watcher in watchers.items()}
     rounds = interleave({name: loop.measure for name, loop in loops.items()}, case.rounds)
     bare = rounds["bare"]
     steps = [t.gradients + t.update for t in bare]

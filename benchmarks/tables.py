@@ -1,4 +1,4 @@
-"""Write the tables of `README.md` and `docs/decisions.md`, and draw figures, from `results/`.
+"""Write the tables of `README.md` and draw `docs/figures/overhead.png` from `results/`.
 
     python benchmarks/tables.py
 
@@ -12,11 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import decision_tables
-
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-DECISIONS = HERE.parent / "docs" / "decisions.md"
 FIGURE = HERE.parent / "docs" / "figures" / "overhead.png"
 MODELS = {"mlp": "MLP", "resnet18": "ResNet-18", "gpt2": "GPT-2"}
 CPU_TITLES = {
@@ -81,22 +78,6 @@ def memory_table(results: Mapping[str, Any]) -> str:
     return markdown(["", "bare, MiB", *variants[1:]], rows)
 
 
-def thinning_table(results: Mapping[str, Any]) -> str:
-    """Return the scatter of the residual by interval and method."""
-    scatter = results["scatter"]
-    rows = [
-        [k, f"{scatter['both_sides_sampled'][k]:.4f}", f"{scatter['monitor'][k]:.4f}"]
-        for k in scatter["monitor"]
-    ]
-    return markdown(["k", "both sides sampled", "`Monitor(every=k)`"], rows)
-
-
-def neighbours_table(results: Mapping[str, Any]) -> str:
-    """Return the time of a step relative to a bare one, for each variant."""
-    rows = [[name, _ratio(row, 3)] for name, row in results["variants"].items() if name != "bare"]
-    return markdown(["", "ratio"], rows)
-
-
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     table = [head, ["---"] * len(head), *rows]
@@ -126,10 +107,6 @@ def tables(results: Path) -> dict[str, str]:
     if gpu := _load(results / "gpu_overhead.json"):
         found["gpu"] = _gpu_heading(gpu) + "\n\n" + ratio_table(gpu_ratios(gpu))
         found["gpu memory"] = memory_table(gpu)
-    if thinning := _load(results / "thinning.json"):
-        found["thinning"] = thinning_table(thinning)
-    if neighbours := _load(results / "neighbours.json"):
-        found["neighbours"] = neighbours_table(neighbours)
     return found
 
 
@@ -202,23 +179,6 @@ def _load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())["results"] if path.exists() else {}
 
 
-def write_decisions(results: Mapping[str, Any]) -> None:
-    """Write the tables of `docs/decisions.md`, and draw its figure."""
-    text = DECISIONS.read_text()
-    for name, make in decision_tables.TABLES.items():
-        text = replace_table(text, name, markdown(*make(results)))
-    DECISIONS.write_text(text)
-    decision_tables.draw(results, DECISIONS.parent / "figures" / "decisions.png")
-
-
-def write_limits(results: Mapping[str, Any]) -> None:
-    """Write the tables of `docs/decisions.md` that come from `decision_limits.py`."""
-    text = DECISIONS.read_text()
-    for name, make in decision_tables.LIMITS.items():
-        text = replace_table(text, name, markdown(*make(results)))
-    DECISIONS.write_text(text)
-
-
 def main() -> None:
     """Write the tables and draw the figure."""
     results = HERE / "results"
@@ -227,10 +187,6 @@ def main() -> None:
         text = replace_table(text, name, table)
         print(f"{name}\n{table}\n")
     README.write_text(text)
-    if decisions := _load(results / "decisions.json"):
-        write_decisions(decisions)
-    if limits := _load(results / "decision_limits.json"):
-        write_limits(limits)
     panels = {
         "CPU, one thread": cpu_ratios(_load(results / "overhead.json")),
         "GPU": gpu_ratios(_load(results / "gpu_overhead.json")),

@@ -1,7 +1,7 @@
 """Ways to watch a training loop: the monitor at several intervals, and what people use today.
 
 A watcher is built from a model and its optimizer. `before_step` runs between the backward pass and
-`optimizer.step()`.
+`optimizer.step()`, and `after_step` after it, with the loss.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,9 @@ class Bare:
     def before_step(self) -> None:
         """Run between the backward pass and the optimizer's step."""
 
+    def after_step(self, loss: Tensor) -> None:
+        """Run after the optimizer's step."""
+
     def close(self) -> None:
         """Stop watching."""
 
@@ -34,8 +37,7 @@ class Monitored(Bare):
         self, model: nn.Module, optimizer: Optimizer, *, every: int, names: bool = False
     ) -> None:
         super().__init__(model, optimizer)
-        named = dict(model.named_parameters()) if names else None
-        self.monitor = eq.Monitor(optimizer, every=every, named_parameters=named)
+        self.monitor = eq.Monitor(optimizer, model if names else None, every)
 
     def close(self) -> None:
         self.monitor.detach()
@@ -50,6 +52,20 @@ class Forecasted(Bare):
 
     def close(self) -> None:
         self.forecaster.detach()
+
+
+class CoolingDown(Bare):
+    """An `equilibrate.Cooldown` in its constant phase."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(model, optimizer)
+        self.scheduler = eq.Cooldown(optimizer, total_steps=10**6)
+
+    def after_step(self, loss: Tensor) -> None:
+        self.scheduler.step(loss)
+
+    def close(self) -> None:
+        self.scheduler.detach()
 
 
 class NaiveLoop(Bare):
@@ -117,6 +133,7 @@ WATCHERS: dict[str, Callable[[nn.Module, Optimizer], Bare]] = {
     "every=16": partial(Monitored, every=16),
     "every=1, per parameter": partial(Monitored, every=1, names=True),
     "forecaster, every=16": partial(Forecasted, every=16),
+    "Cooldown": CoolingDown,
     "naive .item() loop": NaiveLoop,
     "get_total_norm().item()": TotalNorm,
     "histograms, every 16": partial(Histograms, every=16),

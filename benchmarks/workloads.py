@@ -50,12 +50,13 @@ class Workload:
         """Number of parameters."""
         return sum(p.numel() for p in self.model.parameters())
 
-    def backward(self, model: nn.Module) -> None:
-        """Compute the gradients of a copy of the model."""
+    def backward(self, model: nn.Module) -> Tensor:
+        """Compute the gradients of a copy of the model, and return the loss."""
         device = self.inputs.device.type
         with torch.autocast(device, torch.bfloat16) if self.autocast else nullcontext():
             loss = self.loss(model, self.inputs, self.targets)
         loss.backward()
+        return loss.detach()
 
 
 def mlp(device: str, *, batch_size: int = 100, tiny: bool = False) -> Workload:
@@ -68,7 +69,7 @@ def mlp(device: str, *, batch_size: int = 100, tiny: bool = False) -> Workload:
     return Workload("MLP 784-200-200-10", model, *_images(batch_size, (784,), device))
 
 
-class Block(nn.Module):
+class ResNet18Block(nn.Module):
     """Two 3×3 convolutions with a residual connection."""
 
     def __init__(self, channels: int, outputs: int, stride: int) -> None:
@@ -105,7 +106,7 @@ def resnet18(
     ]
     channels = width
     for scale, stride in [(1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1)]:
-        layers.append(Block(channels, scale * width, stride))
+        layers.append(ResNet18Block(channels, scale * width, stride))
         channels = scale * width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
     model = nn.Sequential(*layers).to(device)

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop with a schedule, layer readings, and a checkpoint to resume from.
+"""The paper's schedule in a plain loop, with readings of layers and a checkpoint to resume from.
 
 python examples/bare_loop.py             # train
 python examples/bare_loop.py --resume    # continue from the checkpoint
@@ -30,7 +30,7 @@ loader = DataLoader(TensorDataset(inputs, labels), batch_size=32, shuffle=True, 
 
 model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-monitor = eq.Monitor(optimizer, named_parameters=model.named_parameters())
+monitor = eq.Monitor(optimizer, model)
 scheduler = eq.FDRScheduler(optimizer, threshold=0.05, factor=0.5, monitor=monitor)
 
 done = 0
@@ -52,12 +52,10 @@ for epoch in range(done + 1, args.epochs + 1):
         total += loss.detach()
     scheduler.step()
     decision = scheduler.last_decision
-    print(f"epoch {epoch:2}  loss {total / len(loader):.4f}  {decision.reason}")
-    if decision.lowered:
-        print(f"          lr is now {decision.lr:g}")
+    print(f"epoch {epoch:2}  loss {total / len(loader):.4f}  lr {decision.lr:g}  ", end="")
+    print(f"since step {decision.step}: {decision.reason}")
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     state |= {"scheduler": scheduler.state_dict(), "order": order.get_state(), "epoch": epoch}
     torch.save(state, args.checkpoint)
 
-for name, reading in monitor.parameter_readings().items():
-    print(f"{name:10} L/R − 1 = {reading.residual:+.3f}")
+print(monitor.layers(threshold=0.05))

@@ -1,4 +1,4 @@
-"""Cool down when it pays: a training of known length, next to a constant rate and a cosine.
+"""WSD whose decay begins by itself, next to a constant rate and a cosine.
 
 python examples/cooldown.py
 """
@@ -39,12 +39,7 @@ def train(schedule):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.002)
     forecaster = eq.Forecaster(optimizer)
     cosine = CosineAnnealingLR(optimizer, args.steps)
-    scheduler = eq.FDRScheduler(
-        optimizer,
-        rule=eq.rules.Gain(),
-        cooldown_end=args.steps,
-        forecaster=forecaster,
-    )
+    scheduler = eq.Cooldown(optimizer, total_steps=args.steps)
     for _ in range(args.steps):
         batch = torch.randint(4096, (32,))
         optimizer.zero_grad()
@@ -56,9 +51,9 @@ def train(schedule):
         elif schedule == "cooldown":
             scheduler.step(loss)
     print(f"{schedule}: held-out loss {loss_of(model):.4f}")
-    for judgement in scheduler.judgements:
-        if judgement.lowered:
-            print(f"  began at step {judgement.step}: {judgement.reason}")
+    if scheduler.is_decaying:
+        decision = scheduler.last_decision
+        print(f"  began at step {decision.step}: {decision.reason}")
     if schedule == "constant":  # nearly as good, and possible at any time
         with forecaster.averaged():
             print(f"  with averaged parameters {loss_of(model):.4f}")

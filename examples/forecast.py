@@ -46,8 +46,7 @@ model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 forecaster = eq.Forecaster(optimizer, horizons=[HORIZON])
 train(model, optimizer, args.steps)
-[forecast] = forecaster.forecasts()
-print(forecast)
+print(forecaster.forecast(HORIZON))
 
 # Was it right? Stay, and cool down, from here.
 lr = optimizer.param_groups[0]["lr"]

@@ -33,6 +33,6 @@ def test_the_compatibility_page_names_the_versions_that_are_tested():
     table = page.split("## Versions")[1].split("##")[0]
     rows = re.findall(r"^\| ([\w-]+) \| ([\d.]+)", table, re.MULTILINE)
     pins = set((ROOT / "constraints.txt").read_text().splitlines())
-    assert len(rows) == 7
+    assert len(rows) == 6
     for package, version in rows:
         assert f"{package}=={version}" in pins

@@ -24,10 +24,10 @@ def example(monkeypatch, tmp_path, capsys):
 
 def test_a_bare_loop_that_is_resumed_prints_what_an_uninterrupted_one_prints(example):
     straight = example("bare_loop.py", "--epochs", "8")
-    assert "lr is now 0.025" in straight
+    assert "lr 0.025  since step 896: equilibrated" in straight
     stopped = example("bare_loop.py", "--epochs", "5")
     resumed = example("bare_loop.py", "--epochs", "8", "--resume")
-    epochs = [line for line in stopped.splitlines() if not line.startswith(("0.", "2."))]
+    epochs = [line for line in stopped.splitlines() if line.startswith("epoch")]
     assert epochs + resumed.splitlines() == straight.splitlines()
 
 
@@ -40,7 +40,7 @@ def test_a_landscape(example):
 
 def test_a_forecast(example):
     forecast, gain = example("forecast.py", "--steps", "900", "--repeats", "2").splitlines()
-    assert "would gain 0.0" in forecast
+    assert forecast.startswith("a cooldown over 256 steps is worth 0.0")
     assert gain.startswith("cooling down did gain")
 
 
@@ -52,7 +52,7 @@ def test_a_cooldown(example):
     losses = {line.split()[0]: float(line.split()[-1]) for line in lines if "began" not in line}
     assert losses["cooldown:"] < losses["constant:"]
     assert losses["with"] < losses["constant:"]
-    assert "cooling down linearly until step 1500" in lines[-1]
+    assert "decays linearly until step 1500" in lines[-1]
 
 
 def test_every_example_is_listed():

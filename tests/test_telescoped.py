@@ -171,8 +171,8 @@ CASES = {
 def test_intervals_cover_zero_on_stationary_quadratics(case, fraction):
     """4,000 windows; `fraction` is the relaxation time of the slowest mode in windows.
 
-    The share has a standard error of 0.36 %. `benchmarks/interval_coverage.py` finds 94.3 % to
-    96.7 % where the fraction is at most 0.1. At 94.3 % a false alarm happens once in 6,000 seeds.
+    The share has a standard error of 0.36 %. Over more processes it was 94.3 % to 96.7 % where the
+    fraction is at most 0.1. At 94.3 % a false alarm happens once in 6,000 seeds.
     """
     *shape, momentum = CASES[case]
     model = quadratic(fraction, *shape, momentum)

@@ -1,6 +1,5 @@
-"""Does lowering the learning rate at equilibrium pay in the training people do?
+"""The training study, from its records to its tables and figures.
 
-`benchmarks/training.py` is the command. From data to tables: `data` → `tasks` → `controls`, `arms`
-→ `runs` → `study` (which runs there are) → `workers` (processes) → `records` → `statistics` →
-`tables`, `figures`.
+`design` → `records` → `statistics`, `results` → `words`, `tables`, `figures`;
+`benchmarks/training.py` is the command.
 """

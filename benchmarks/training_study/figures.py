@@ -7,45 +7,18 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
-from training_study import tables
-from training_study.arms import ARMS
+from training_study.design import ARMS, TASKS
 from training_study.results import BUDGETS, REFERENCE, Results
-from training_study.tasks import TASKS
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-TEMPLATE = Path(__file__).parent / "page.md"
 SHOWN = (
     "constant", "cosine", "wsd", "plateau", "paper-0.1", "gain-known", "gain-start",
     "forecast-cooldown", "averaged", "schedule-free",
 )  # fmt: skip
 """Arms whose curves are drawn."""
-TASK_SECTION = """### {title}
-
-After one budget:
-
-<!-- table: training, {task} -->
-<!-- end -->
-
-If the training ends after half or twice the budget:
-
-<!-- table: training, {task}, other budgets -->
-<!-- end -->
-
-When rules act:
-
-<!-- table: training, {task}, moments -->
-<!-- end -->
-
-What they cost:
-
-<!-- table: training, {task}, costs -->
-<!-- end -->
-
-![Curves of {title}](figures/training-{task}.png)
-"""
 
 
 def draw_curves(results: Results, task: str, path: Path) -> None:
@@ -130,31 +103,11 @@ def draw_differences(
     plt.close(figure)
 
 
-def write_page(out: Path, page: Path) -> bool:
-    """Write the page with its tables and figures; return whether there were records for it.
-
-    A page that exists keeps its text, and only the tables between the markers are replaced.
-    """
-    import tables as all_tables  # the benchmarks' own, which knows the markers
-
-    found = tables.tables(out)
-    if not found:
-        return False
-    results = Results(out)
-    text = page.read_text() if page.exists() else TEMPLATE.read_text()
+def draw(results: Results, folder: Path) -> None:
+    """Draw all figures of the page into a folder."""
     for task in results.tasks:
-        if f"<!-- table: training, {task} -->" not in text:
-            section = TASK_SECTION.format(title=TASKS[task].title, task=task)
-            text = text.replace("<!-- tasks end -->", f"{section}\n<!-- tasks end -->")
-    for name, table in found.items():
-        words = table if isinstance(table, str) else all_tables.markdown(*table)
-        text = all_tables.replace_table(text, name, words)
-    page.write_text(text)
-    figures = page.parent / "figures"
-    for task in results.tasks:
-        draw_curves(results, task, figures / f"training-{task}.png")
+        draw_curves(results, task, folder / f"training-{task}.png")
     arms = [arm for arm in ARMS if arm != REFERENCE and not ARMS[arm].as_tuned]
-    draw_differences(results, arms, {1.0: REFERENCE}, figures / "training-differences.png")
+    draw_differences(results, arms, {1.0: REFERENCE}, folder / "training-differences.png")
     arms = [arm for arm in arms if not ARMS[arm].needs_budget]
-    draw_differences(results, arms, BUDGETS, figures / "training-without-length.png")
-    return True
+    draw_differences(results, arms, BUDGETS, folder / "training-without-length.png")

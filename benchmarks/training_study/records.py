@@ -1,19 +1,19 @@
-"""Records of runs: one JSON file each while a study runs, one line each in a file a task later."""
+"""Records of runs: one line of JSON each, one file for each task."""
 
 import json
-import shutil
-import tarfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from training_study.tasks import TASKS
+from training_study.design import TASKS
+
+LOSSES = {"recipe": "of every batch", "arm": "one mean at each check"}
+"""What was handed to the rule, by the kind of a check."""
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What a run has recorded."""
 
     stage: str
@@ -26,31 +26,18 @@ class Record:
     steps: tuple[int, ...]
     """Steps at which the model was evaluated."""
     metrics: tuple[float, ...]
-    losses: tuple[float, ...]
-    """Losses of the examples on which it was evaluated."""
-    training_losses: tuple[float, ...]
     rates: tuple[float, ...]
     """Learning rate of the last step before each evaluation."""
     acted: tuple[tuple[int, str], ...]
     """Steps after which a rule acted, and why."""
     diverged: bool
-    shared: int
-    """Steps that were made together with other runs."""
-    seconds: float
-    """Time of its own steps, or of all if they were shared to the end."""
     where: dict[str, Any]
-    raw: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """Name of the run, as that of its job."""
+        """Name of the run."""
         trial = f"-{self.trial}" if self.stage == "tuning" else ""
         return f"{self.stage}_{self.task}_{self.arm}_{self.seed}{trial}"
-
-    @property
-    def lower_is_better(self) -> bool:
-        """Whether the metric is a loss."""
-        return TASKS[self.task].is_text
 
     def at(self, budgets: float) -> float | None:
         """Return the metric after a number of budgets; None if it was not evaluated there.
@@ -61,68 +48,65 @@ class Record:
         return self.metrics[self.steps.index(step)] if step in self.steps else None
 
 
-def parse(raw: dict[str, Any]) -> Record:
-    """Return a record from JSON."""
-    steps, metrics, losses, training, rates = zip(*raw["curve"], strict=True)
-    kept = ("stage", "task", "arm", "seed", "trial", "setting", "budget", "diverged")
-    more = ("shared", "seconds", "where")
-    return Record(
-        **{key: raw[key] for key in kept + more},
-        steps=steps,
-        metrics=metrics,
-        losses=losses,
-        training_losses=training,
-        rates=rates,
-        acted=tuple((step, reason) for step, reason in raw["acted"]),
-        raw=raw,
-    )
-
-
-def read(out: Path) -> list[Record]:
+def read(out: Path) -> list[RunRecord]:
     """Return all records of a folder, each run once, in the order of their names."""
-    found = {record.name: record for record in map(parse, _raw(out))}
+    found = {r.name: r for path in sorted(out.glob("*.jsonl")) for r in map(_parse, _lines(path))}
     return [found[name] for name in sorted(found)]
 
 
-def collect(out: Path) -> None:
-    """Merge the files of all runs into one file for each task, one line a run; drop forks."""
-    records = read(out)
-    for task in {record.task for record in records}:
-        lines = [
-            json.dumps(record.raw, separators=(",", ":"), ensure_ascii=False)
-            for record in records
-            if record.task == task
-        ]
-        partial = out / f"{task}.partial"
-        partial.write_text("\n".join(lines) + "\n")
-        partial.replace(out / f"{task}.jsonl")
-    for path in _files(out):
-        path.unlink()
-    shutil.rmtree(out / "forks", ignore_errors=True)
+@dataclass(frozen=True)
+class CheckedRun:
+    """One run of the recipe beyond the study."""
+
+    seed: int
+    metric: float
+    begin: float | None
+    """When the cooldown began, in budgets; None if it never did."""
 
 
-def pack(out: Path, archive: Path) -> None:
-    """Write a folder of records into a tar file, in one piece."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    partial = archive.with_suffix(".partial")
-    with tarfile.open(partial, "w") as tar:
-        for path in sorted(out.glob("*.json*")):
-            tar.add(path, path.name)
-    partial.replace(archive)
+@dataclass(frozen=True)
+class Check:
+    """Runs of the recipe that differ in their seed alone."""
+
+    task: str
+    kind: str
+    lr: float
+    where: Mapping[str, Any]
+    """What the first run was made with."""
+    runs: tuple[CheckedRun, ...]
 
 
-def _files(out: Path) -> list[Path]:
-    return sorted([*out.glob("tuning_*.json"), *out.glob("final_*.json")])
+def read_checks(folder: Path) -> list[Check]:
+    """Return all checks in a folder, in the order of the tasks."""
+    found = [_check(_lines(path)) for path in sorted(folder.glob("*.jsonl"))]
+    order = list(TASKS)
+    return sorted(found, key=lambda check: order.index(check.task))
 
 
-def _raw(out: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(out.glob("*.jsonl")):
-        yield from map(json.loads, path.read_text().splitlines())
-    for path in _files(out):
-        yield _run(path, path.stat().st_mtime_ns)
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@cache
-def _run(path: Path, _written: int) -> dict[str, Any]:
-    """Return the record of a run. It is read once: a study looks at all of them after each run."""
-    return json.loads(path.read_text())
+def _parse(raw: dict[str, Any]) -> RunRecord:
+    steps, metrics, _, _, rates = zip(*raw["curve"], strict=True)
+    kept = ("stage", "task", "arm", "seed", "trial", "setting", "budget", "diverged", "where")
+    return RunRecord(
+        **{key: raw[key] for key in kept},
+        steps=steps,
+        metrics=metrics,
+        rates=rates,
+        acted=tuple((step, reason) for step, reason in raw["acted"]),
+    )
+
+
+def _check(lines: list[dict[str, Any]]) -> Check:
+    runs = [
+        CheckedRun(
+            line["seed"],
+            line["metric"],
+            line["acted"][0][0] / line["budget"] if line["acted"] else None,
+        )
+        for line in lines
+    ]
+    first = lines[0]
+    return Check(first["task"], first["kind"], first["lr"], first["where"], tuple(runs))

@@ -6,12 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from training_study import checks
-from training_study.arms import ARMS
-from training_study.records import Record, read
+from training_study.design import ARMS, TASKS, TRIALS
+from training_study.records import RunRecord, read, read_checks
 from training_study.statistics import Difference, mean, paired
-from training_study.study import open_study
-from training_study.tasks import TASKS
 
 REFERENCE = "cosine"
 BUDGETS = {0.5: "cosine-half", 1.0: "cosine", 2.0: "cosine-double"}
@@ -27,15 +24,14 @@ class Results:
 
     def __init__(self, out: Path) -> None:
         self.records = read(out)
-        self.study = open_study(out)
-        chosen = {} if self.study is None else self.study.chosen(self.records)
+        chosen = _chosen(self.records)
         self.final = [
             record
             for record in self.records
             if record.stage == "final"
             and record.setting == chosen.get((record.task, _tuned(record.arm)), record.setting)
         ]
-        self.checks = checks.read(out / "checks")
+        self.checks = read_checks(out / "checks")
         self.tied = read(out / "tied")
         """Runs with a setting that was as good in the trials as the reported one."""
         path = out / "overhead.json"
@@ -50,11 +46,11 @@ class Results:
         """Return the arms of a task with at least two reported runs."""
         return [arm for arm in ARMS if len(self.runs(task, arm)) > 1]
 
-    def runs(self, task: str, arm: str) -> list[Record]:
+    def runs(self, task: str, arm: str) -> list[RunRecord]:
         """Return the reported runs of an arm, by seed."""
         return [record for record in self.final if (record.task, record.arm) == (task, arm)]
 
-    def trials(self, task: str, arm: str) -> list[Record]:
+    def trials(self, task: str, arm: str) -> list[RunRecord]:
         """Return the trials of an arm."""
         return [
             record
@@ -93,6 +89,21 @@ def _tuned(arm: str) -> str:
     return ARMS[arm].as_tuned or arm
 
 
-def _by_seed(runs: Iterable[Record], budgets: float) -> dict[int, float]:
+def _by_seed(runs: Iterable[RunRecord], budgets: float) -> dict[int, float]:
     found = {run.seed: run.at(budgets) for run in runs}
     return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _chosen(records: Iterable[RunRecord]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the setting with the best metric of each task and arm that was tried in full."""
+    found: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in records:
+        if record.stage == "tuning":
+            found.setdefault((record.task, record.arm), []).append(record)
+    return {
+        key: max(
+            trials, key=lambda r: -r.metrics[-1] if TASKS[r.task].is_text else r.metrics[-1]
+        ).setting
+        for key, trials in found.items()
+        if len(trials) == TRIALS
+    }

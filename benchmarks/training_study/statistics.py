@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equilibrate.estimates import Estimate, student_quantile
-from training_study.records import Record
+from training_study.records import RunRecord
 
 
 def mean(values: Sequence[float]) -> Estimate:
@@ -115,7 +115,7 @@ class Moments:
     """Runs in which the rule never acts."""
 
 
-def moments(runs: Sequence[Record]) -> Moments:
+def moments(runs: Sequence[RunRecord]) -> Moments:
     """Return when a rule acts."""
     times = [[step / run.budget for step, _ in run.acted] for run in runs]
     deepest = max(map(len, times))
@@ -131,6 +131,6 @@ def moments(runs: Sequence[Record]) -> Moments:
     )
 
 
-def interpolated(run: Record, step: float) -> float:
+def interpolated(run: RunRecord, step: float) -> float:
     """Return the metric of a run at any step, on straight lines between evaluations."""
     return float(np.interp(step, run.steps, run.metrics))

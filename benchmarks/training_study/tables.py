@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from training_study import statistics, tables_of_checks, words
-from training_study.arms import ARMS
-from training_study.records import Record
+from training_study.design import ARMS, TASKS
+from training_study.records import RunRecord
 from training_study.results import BUDGETS, REFERENCE, Results
 from training_study.statistics import Difference, mean
-from training_study.tasks import TASKS
 from training_study.words import Table
 
 EQUILIBRIUM = ("paper-0.01", "paper-0.1", "stationary", "gain-known", "gain-start")
@@ -57,7 +55,7 @@ def known(results: Results, task: str) -> Table:
     return head, rows
 
 
-def at_the_end(results: Results, run: Record) -> bool:
+def at_the_end(results: Results, run: RunRecord) -> bool:
     """Return whether the chosen learning rate is the first or last of those that were tried."""
     rates = [trial.setting["lr"] for trial in results.trials(run.task, run.arm)]
     return bool(rates) and run.setting["lr"] in (min(rates), max(rates))
@@ -227,23 +225,10 @@ def _built_with(where: Mapping[str, Any]) -> str:
     return f"{words.machine(where)}, torch {where['torch']}"
 
 
-def not_run(results: Results) -> str:
-    """Return which arms and tasks have not been run, in a sentence."""
-    arms = [ARMS[arm].title for arm in ARMS if not any(r.arm == arm for r in results.final)]
-    tasks = [task.title for name, task in TASKS.items() if name not in results.tasks]
-    return (
-        f"Not run yet: {'; '.join(arms + tasks)}." if arms + tasks else "Everything has been run."
-    )
-
-
-def tables(out: Path) -> dict[str, Table | str]:
-    """Return all tables by the names of their places in the page; empty without records."""
-    results = Results(out)
-    if not results.tasks:
-        return {}
-    found: dict[str, Table | str] = {
+def tables(results: Results) -> dict[str, Table]:
+    """Return all tables by the names of their places in the page."""
+    found = {
         "training, runs": made_with(results),
-        "training, not run": not_run(results),
         "training, equilibrium": equilibrium(results),
         "training, without the length": without_length(results),
         "training, pairs": pairs(results),
@@ -255,10 +240,7 @@ def tables(out: Path) -> dict[str, Table | str]:
         found[f"training, {task}"] = known(results, task)
         found[f"training, {task}, other budgets"] = unknown(results, task)
         found[f"training, {task}, moments"] = acting(results, task)
-        measured = task in results.overhead
-        found[f"training, {task}, costs"] = (
-            costs(results, task) if measured else "Not measured yet on this machine."
-        )
+        found[f"training, {task}, costs"] = costs(results, task)
     return found
 
 

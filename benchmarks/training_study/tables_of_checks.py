@@ -1,10 +1,10 @@
 """Tables of runs beyond the study: the recipe as users call it, and settings that tied."""
 
-from training_study import checks, words
-from training_study.arms import ARMS
+from training_study import words
+from training_study.design import ARMS, TASKS
+from training_study.records import LOSSES
 from training_study.results import BUDGETS, REFERENCE, Results
 from training_study.statistics import paired
-from training_study.tasks import TASKS
 from training_study.words import Table
 
 
@@ -27,7 +27,7 @@ def recipe(results: Results) -> Table:
             gains.append(paired(ours, theirs, lower_is_better=TASKS[task].is_text))
         rows.append([
             TASKS[task].title,
-            checks.LOSSES[found.kind],
+            LOSSES[found.kind],
             f"{found.lr:g}",
             words.machine(found.where),
             words.mean(task, list(ours.values())),

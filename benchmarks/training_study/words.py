@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from training_study.design import TASKS
 from training_study.statistics import Difference
 from training_study.statistics import mean as estimate
-from training_study.tasks import TASKS
 
 Table = tuple[list[str], list[list[str]]]
 """The head of a table, and its rows."""

@@ -1,7 +1,7 @@
 """Draw the pictures of the page "How to read it", from runs that a monitor watches.
 
 Run `python docs/pictures/how_to_read_it.py` (half a minute on one core; requires
-`equilibrate[experiments]` and Chromium). Seeds are fixed.
+`equilibrate[dev]` and Chromium). Seeds are fixed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make the pictures of the page "Seeing it", from a run that is recorded.
 
-Run `python docs/pictures/seeing_it.py` (a minute on one core; requires `equilibrate[experiments]`
+Run `python docs/pictures/seeing_it.py` (a minute on one core; requires `equilibrate[dev]`
 and Chromium, which takes the pictures). The seed is fixed.
 """
 

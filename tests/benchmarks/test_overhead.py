@@ -41,7 +41,7 @@ def test_watchers_agree_on_what_they_watch(load):
     workload = workloads.mlp("cpu", batch_size=4, tiny=True)
 
     def trained(name):
-        loop = gpu.Loop(workload, "sgd", watchers.WATCHERS[name])
+        loop = gpu.GpuLoop(workload, "sgd", watchers.WATCHERS[name])
         loop.run(16)
         return loop
 
@@ -100,14 +100,5 @@ def test_replace_table_needs_its_place(load):
 def test_readme_has_a_place_for_every_table(load):
     tables = load("tables")
     text = tables.README.read_text()
-    for name in ("cpu", "gpu", "gpu memory", "thinning"):
+    for name in ("cpu", "gpu", "gpu memory"):
         tables.replace_table(text, name, "")
-
-
-def test_thinning_loses_only_what_sampling_loses(load, tmp_path):
-    """With both sides sampled the error grows with the interval; telescoped it does not."""
-    thinning = load("thinning")
-    scatter = thinning.simulate(repetitions=40, steps=400)
-    assert scatter["monitor"][1] == pytest.approx(scatter["both_sides_sampled"][1], rel=1e-3)
-    assert scatter["monitor"][20] < 1.5 * scatter["monitor"][1]
-    assert scatter["both_sides_sampled"][20] > 3 * scatter["monitor"][20]
