@@ -70,7 +70,8 @@ def test_learning_rates_equal_the_rule_of_the_paper_at_every_epoch(momentum, dam
         rule = PaperRule(**settings, decay=0.1, threshold=0.2, factor=0.8)
         velocity = None
         optimizer = torch.optim.SGD(model.parameters(), weight_decay=0.1, **settings)
-        scheduler = eq.FDRScheduler(optimizer, threshold=0.2, factor=0.8, every=1, min_steps=1)
+        monitor = eq.Monitor(optimizer, every=1)
+        scheduler = eq.FDRScheduler(optimizer, 0.2, 0.8, min_steps=1, monitor=monitor)
         seen = []
         for _ in range(25):
             for batch in torch.randperm(len(INPUTS), generator=generator).split(32):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = [
-    "equilibrate.cli",
+    "equilibrate_paper.cli",
     "sklearn.datasets",
     "support.checkpointed",
     "support.sharded",
@@ -45,13 +45,13 @@ def start(function: Callable[..., object], *args: Any) -> ForkServerProcess:
 def command_line(
     arguments: Sequence[str], output: Path, environment: dict[str, str] | None = None
 ) -> None:
-    """Run `equilibrate` with its output in a file, warnings being errors. For `start`."""
-    from equilibrate.cli import main
+    """Run `equilibrate-paper` with its output in a file, warnings being errors. For `start`."""
+    from equilibrate_paper.cli import run
 
     with open(output, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update({"COLUMNS": "160", **(environment or {})})
     warnings.simplefilter("error")
-    sys.argv = ["equilibrate", *arguments]
-    main()
+    sys.argv = ["equilibrate-paper", *arguments]
+    run()
