@@ -1,60 +1,94 @@
-"""Imports follow the data flow: a part of the package imports only from parts listed before it."""
+"""Imports follow the data flow, torch and numpy are enough, and names are unique."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
-
-import pytest
 
 import equilibrate
 
 SOURCE = Path(equilibrate.__file__).parent
-PARTS = [
-    *("_arguments", "estimates", "telescoped", "observables", "averages", "relations", "readings"),
-    *("scale_invariance", "solvable", "mean_loss", "landscape"),
-    *("watching", "monitor", "forecast", "schedulers", "stationarity"),
-    *("record", "report", "integrations", "cli", "__main__"),
+ORDER = [
+    "_arguments",
+    "estimates",
+    "telescoped",
+    "readings",
+    "scale_invariance",
+    "observables",
+    "averages",
+    "relations",
+    "solvable",
+    "mean_loss",
+    "watching",
+    "monitor",
+    "forecast",
+    "stationarity",
+    "schedulers",
+    "landscape",
+    "record",
+    "report",
+    "integrations",
+    "cli",
+    "__main__",
 ]
-LAZY = {"landscape", "solvable", "stationarity", "record", "report", "integrations", "cli"}
+"""Parts of the library: each imports only from those before it."""
 NEEDS = {"watching": {"triton"}, "report": {"jinja2"}}
-"""What comes with torch, where it is used besides torch and numpy."""
+"""What comes with torch and is used by one part."""
 
 
-def imports(part: str) -> set[tuple[str, ...]]:
+def files(part):
+    return (
+        [SOURCE / f"{part}.py"]
+        if (SOURCE / f"{part}.py").exists()
+        else [*(SOURCE / part).rglob("*.py")]
+    )
+
+
+def imported(part):
     """Every dotted name that a part imports, `from a import b` as a.b."""
-    files = (SOURCE / part).rglob("*.py") if (SOURCE / part).is_dir() else [SOURCE / f"{part}.py"]
-    names = set()
-    for path in files:
+    for path in files(part):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                names |= {tuple(alias.name.split(".")) for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                assert node.module, f"a relative import in {path}"
-                stem = tuple(node.module.split("."))
-                names |= {(*stem, alias.name) for alias in node.names}
-    return names
+                yield from (alias.name.split(".") for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield from ([*node.module.split("."), alias.name] for alias in node.names)
+
+
+def test_every_part_imports_only_from_earlier_ones():
+    for place, part in enumerate(ORDER):
+        used = {name[1] for name in imported(part) if name[0] == "equilibrate" and len(name) > 1}
+        assert not used & set(ORDER[place + 1 :]), part
+
+
+def test_nothing_imports_what_only_one_rule_needs():
+    users = [p for p in ORDER if ["equilibrate", "stationarity"] in [n[:2] for n in imported(p)]]
+    assert users == ["stationarity"]
 
 
 def test_every_part_has_its_place_in_the_order():
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert found - {"__init__", "__pycache__"} == set(PARTS)
+    assert found - {"__init__", "__pycache__"} == set(ORDER)
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_imports_only_from_earlier_ones(part):
-    used = {name[1] for name in imports(part) if name[0] == "equilibrate" and len(name) > 1}
-    assert not used & set(PARTS[PARTS.index(part) + 1 :])
+def test_torch_and_numpy_are_enough():
+    allowed = {"torch", "numpy", "equilibrate", *sys.stdlib_module_names}
+    for part in ORDER:
+        outside = {name[0] for name in imported(part)} - allowed
+        assert "equilibrate_paper" not in outside, part
+        assert part == "integrations" or outside <= NEEDS.get(part, set()), part
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part != "integrations"])
-def test_torch_and_numpy_are_enough(part):
-    outside = {name[0] for name in imports(part)} - {"torch", "numpy", "equilibrate"}
-    assert outside - set(sys.stdlib_module_names) <= NEEDS.get(part, set())
-
-
-def test_integrations_do_not_need_the_paper():
-    assert "equilibrate_paper" not in {name[0] for name in imports("integrations")}
+def test_a_class_name_occurs_once():
+    names = Counter(
+        node.name
+        for part in ORDER
+        if part != "integrations"  # each trainer has a callback of the same name
+        for path in files(part)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_public_name_can_be_had():
@@ -63,7 +97,11 @@ def test_every_public_name_can_be_had():
 
 
 def test_importing_the_package_loads_no_part_that_was_not_asked_for():
-    command = [sys.executable, "-c", "import sys, equilibrate; print(*sys.modules)"]
+    code = "import sys, equilibrate; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert "equilibrate.monitor" in loaded
-    assert not {f"equilibrate.{part}" for part in LAZY} & set(loaded)
+    parts = {name.split(".")[1] for name in loaded if name.startswith("equilibrate.")}
+    assert "monitor" in parts
+    lazy = {"landscape", "solvable", "stationarity", "record", "report", "integrations", "cli"}
+    assert not lazy & parts
+    assert "torch.distributed.tensor" not in loaded
