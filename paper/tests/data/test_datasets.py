@@ -38,9 +38,7 @@ def test_digits_are_standardized_over_the_training_set():
     np.testing.assert_allclose(images[:, 0], (raw.images - train.mean()) / train.std(), atol=1e-6)
     assert torch.cat([digits.train_labels, digits.test_labels]).tolist() == raw.target.tolist()
     assert len(digits.train_images) == len(digits.train_labels) == 1500
-    assert digits.classes == tuple("0123456789")
     assert digits.fingerprint.startswith("a1dc5276eb19924f")  # it is in the records of quick runs
-    assert repr(digits).startswith("Dataset(name='digits', classes=('0', '1',")
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -58,7 +56,6 @@ def test_cifar10_pixels_lie_between_minus_one_and_one(monkeypatch, tmp_path):
     for images, raw in ((cifar.train_images, pixels[0]), (cifar.test_images, pixels[2])):
         np.testing.assert_allclose(images, (raw / 255 - 0.5) * 2, atol=1e-7)
         assert (images.min(), images.max()) == (-1, 1)
-    assert (cifar.classes[6], len(cifar.classes)) == ("frog", 10)
 
 
 def test_fingerprint_depends_on_every_array_and_its_shape(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from equilibrate.record import jsonl
 from equilibrate.record.jsonl import RecordError
 from equilibrate_paper.data import datasets
 from equilibrate_paper.protocol import models
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.protocol.schedules import Adaptive, PiecewiseConstant
 from equilibrate_paper.runs import execute as execution
 from equilibrate_paper.runs.errors import Diverged, RunError
@@ -139,7 +139,7 @@ def test_each_arm_follows_its_schedule(tmp_path, digits):
         "adaptive": Adaptive(0.1, 4, threshold=1e9, factor=0.5),  # lowers each time
         "never": Adaptive(0.1, 4, threshold=1e-12, factor=0.5),
     }
-    rows = execute(Run("s", MLP, arms, (0, 1), "performance"), tmp_path, digits)
+    rows = execute(PaperRun("s", MLP, arms, (0, 1), "performance"), tmp_path, digits)
     lrs = np.array([row["lr"] for row in rows])
     assert lrs[:, 0] == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert lrs[:, 2] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
@@ -152,7 +152,7 @@ def test_each_arm_follows_its_schedule(tmp_path, digits):
 
 
 def test_training_loss_includes_the_l2_term(tmp_path, digits):
-    run = Run("s", MLP, {"preset": PiecewiseConstant(((1e-9, 1),))}, (0,), "performance")
+    run = PaperRun("s", MLP, {"preset": PiecewiseConstant(((1e-9, 1),))}, (0,), "performance")
     (row,) = execute(run, tmp_path, digits)
     model = models.build("digits-mlp", 0)
     entropy = torch.nn.functional.cross_entropy(model(digits.train_images), digits.train_labels)
@@ -246,7 +246,7 @@ def test_other_settings_raise(tmp_path, digits):
 
 
 def test_diverging_loss_raises_and_keeps_the_rows(tmp_path, digits):
-    run = Run(
+    run = PaperRun(
         "wild", MLP, {"initial": PiecewiseConstant(((0.1, 2), (1e30, 2)))}, (0, 1), "landscape"
     )
     with pytest.raises(Diverged, match=r"wild: the loss became NaN in epoch 3 .*seed 0.*1e\+30"):

@@ -13,7 +13,7 @@ from equilibrate_paper.data import datasets
 from equilibrate_paper.ensemble import Ensemble, Method
 from equilibrate_paper.protocol import models
 from equilibrate_paper.protocol.profiles import PROFILES
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.protocol.schedules import PiecewiseConstant
 from equilibrate_paper.runs import execute as execution
 from equilibrate_paper.runs.folder import checkpoint_path, load_checkpoint, record_path
@@ -22,7 +22,7 @@ from equilibrate_paper.runs.trainer import Trainer
 
 ROOT = Path(__file__).parents[3]
 NORMS = ("norm_square", "step_norm_square")
-PLAIN = Run("plain", MLP, {"initial": PiecewiseConstant(((0.1, 3),))}, (0, 1), "landscape")
+PLAIN = PaperRun("plain", MLP, {"initial": PiecewiseConstant(((0.1, 3),))}, (0, 1), "landscape")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def _before_last(epoch, product, momentum):
 def test_training_and_all_other_columns_do_not_depend_on_it(tmp_path, digits, monkeypatch):
     with_norms, weights = execute(INITIAL, tmp_path / "with", digits)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "records_norm", False)
+        patch.setattr(PaperRun, "records_norm", False)
         without, same = execute(INITIAL, tmp_path / "without", digits)
     assert all(set(NORMS) <= row.keys() for row in with_norms)
     assert [{k: v for k, v in row.items() if k not in NORMS} for row in with_norms] == without
@@ -119,8 +119,8 @@ def test_headers_do_not_depend_on_it():
         run = PROFILES["paper"].runs[name]
         assert run.records_norm
         header = jsonl.read_header(ROOT / "paper" / "results" / "records" / f"{name}.jsonl")
-        assert Run.from_config(header.config) == run
-        assert run.to_config().items() <= Run.from_config(header.config).to_config().items()
+        assert PaperRun.from_config(header.config) == run
+        assert run.to_config().items() <= PaperRun.from_config(header.config).to_config().items()
 
 
 def test_only_runs_from_new_weights_record_it():
