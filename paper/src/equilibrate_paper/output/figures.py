@@ -53,12 +53,7 @@ def draw(panel: str, results: Results) -> Figure:
 
     Returns:
         The figure.
-
-    Raises:
-        ValueError: If the panel is unknown.
     """
-    if panel not in PANELS:
-        raise ValueError(f"panel={panel!r} is unknown; choose from {', '.join(PANELS)}")
     own = [results[name] for name in PANELS[panel].runs]
     own += [results[name] for name in PANELS[panel].optional if name in results]
     kind = panel.rstrip("abcd")
