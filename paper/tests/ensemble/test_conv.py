@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from support.device import DEVICE, ON_GPU
@@ -13,7 +14,6 @@ from support.device import DEVICE, ON_GPU
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from equilibrate_paper.ensemble._ops import plain
 from equilibrate_paper.ensemble._ops.conv import conv_relu_pool, launch, pack_images
 from equilibrate_paper.ensemble._ops.conv.geometry import Geometry, main_and_tail
 from equilibrate_paper.ensemble.examples import IndexedInputs
@@ -56,8 +56,13 @@ def value_and_gradients(function, x, weight, bias, cotangent):
     return y.detach(), *torch.autograd.grad(y, inputs, cotangent.to(y.dtype))
 
 
+def one_by_one(x, weight, bias):
+    replicas = zip(x, weight, bias, strict=True)
+    return torch.stack([F.max_pool2d(F.relu(F.conv2d(*r, padding="same")), 2) for r in replicas])
+
+
 def twin(*tensors):
-    return value_and_gradients(plain.conv_relu_pool, *(t.double() for t in tensors))
+    return value_and_gradients(one_by_one, *(t.double() for t in tensors))
 
 
 def layer(precision="ieee"):
