@@ -12,7 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
-import equilibrate
+from equilibrate import cli as library
 from equilibrate.record.jsonl import RecordError
 from equilibrate_paper.analysis import verdicts
 from equilibrate_paper.data.datasets import DataError
@@ -45,24 +45,6 @@ def run() -> None:
     except (ValueError, RecordError, DataError) as error:
         print(f"equilibrate-paper: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _show_version(requested: bool) -> None:
-    if requested:
-        print(f"equilibrate-paper {equilibrate.__version__}")
-        raise typer.Exit()
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
-    return
 
 
 @app.command()
@@ -154,7 +136,7 @@ def train(
     ] = _DEFAULTS.seed,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the record and the figure.", show_default="runs/TASK"),
+        typer.Option(help="Folder for the record and its report.", show_default="runs/TASK"),
     ] = None,
     data_dir: DataOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
@@ -162,7 +144,7 @@ def train(
         bool, typer.Option("--overwrite", help="Replace an existing run.")
     ] = False,
 ) -> None:
-    """Train a model with the adaptive schedule and plot the result."""
+    """Train a model with the adaptive schedule and make a report of the run."""
     _require_one("--resume", resume, "--overwrite", overwrite)
     settings = training.Settings(
         task, epochs, lr, momentum, weight_decay, batch_size, threshold, factor, seed
@@ -177,7 +159,8 @@ def train(
         for epoch, status in training.train(settings, out, mode=mode, data_dir=data_dir):
             bars.update(bar, completed=epoch, status=status)
     print(training.summary(out))
-    print(f"record  {out / 'train.jsonl'}\nfigure  {training.draw(out)}")
+    print(f"record  {out / 'train.jsonl'}")
+    library.report(out)
 
 
 def parse_device(name: str) -> torch.device:

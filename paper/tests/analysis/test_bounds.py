@@ -5,7 +5,7 @@ import math
 import pytest
 
 from equilibrate.estimates import Estimate
-from equilibrate_paper.analysis.bounds import Agreement, Interval, SamplingErrors
+from equilibrate_paper.analysis.bounds import Agreement, Interval
 
 
 def estimate(value, margin):
@@ -42,25 +42,3 @@ def test_an_interval_decides_unless_the_estimate_straddles_an_end(bound, value, 
 )
 def test_agreement_needs_a_narrow_interval_that_covers_zero(value, margin, decided):
     assert Agreement(0.2, comparisons=6).decide(estimate(value, margin)) is decided
-
-
-@pytest.mark.parametrize(
-    ("bound", "text"),
-    [
-        (Interval(-0.05, 0.05), "|x| < 0.05"),
-        (Interval(low=0.2), "x > 0.2"),
-        (Interval(high=0.0), "x < 0"),
-        (Interval(1.0, 2.0), "1 < x < 2"),
-        (SamplingErrors(lambda: 0.5), "|x| < 2 √(2p(1−p)/297)"),
-        (SamplingErrors(lambda: 0.5, count=3), "|x| < 3 √(2p(1−p)/297)"),
-    ],
-)
-def test_text_is_made_from_the_numbers(bound, text):
-    assert bound.text("x", "digits") == text
-
-
-def test_text_of_an_agreement_has_its_resolution_and_comparisons():
-    text = Agreement(0.01, comparisons=7).text("x", "mnist")
-    assert text.startswith("x: ")
-    assert "± 0.01" in text
-    assert " 7 comparisons" in text

@@ -1,20 +1,12 @@
-"""Reshuffled and independent batches in runs of equal length: runs, verdicts, table and figure."""
-
-import re
-from dataclasses import replace
-from pathlib import Path
+"""Reshuffled and independent batches in runs of equal length: verdicts and figure."""
 
 import pytest
-from paper_support.runs import MLP
 from paper_support.synthetic import write
 
-from equilibrate.record import jsonl
 from equilibrate_paper.analysis import findings, results
 from equilibrate_paper.analysis.verdicts import grouped, judge
-from equilibrate_paper.data import datasets
-from equilibrate_paper.output import figures, tables
+from equilibrate_paper.output import figures
 from equilibrate_paper.protocol.profiles import PROFILES
-from equilibrate_paper.runs.execute import execute
 
 PAPER = PROFILES["paper"].runs
 RUNS = {"mlp": ("mlp-reshuffled", "mlp-independent"), "cnn": ("cnn-sequence", "cnn-independent")}
@@ -105,17 +97,6 @@ def test_learning_rates_between_two_are_compared(tmp_path):
     assert measure(*(recorded[name] for name in RUNS["cnn"])) == []  # η = 0.0005 is not finished
 
 
-def test_table_has_both_runs_and_their_ratio(tmp_path):
-    recorded = both("mlp", tmp_path, factor=0.9)
-    found = {table.heading: table for table in tables.numbers(recorded)}
-    table = found["Batches in runs of equal length, MLP on MNIST"]
-    assert [row[0] for row in table.rows] == ["0.05", "0.02", "0.01", "0.005", "0.003"]
-    assert re.match(r"0\.9\d* ± 0\.0", table.rows[0][3])
-    assert re.match(r"1\.0+\d? ± 0\.0", table.rows[0][4])
-    assert table.rows[0][5].startswith("−0.100")
-    assert "Batches in runs of equal length, CNN on CIFAR-10" not in found
-
-
 def test_figure_shows_both_runs_and_their_ratio(tmp_path):
     figure = figures.draw("B4a", both("mlp", tmp_path, factor=0.9))
     values, ratio = figure.axes
@@ -124,25 +105,3 @@ def test_figure_shows_both_runs_and_their_ratio(tmp_path):
     assert list(independent) == pytest.approx([1.0] * 5)
     (points,) = (c.lines[0].get_ydata() for c in ratio.containers)
     assert list(points) == pytest.approx([-10.0] * 5)
-
-
-@pytest.mark.parametrize("name", ["mlp-reshuffled", "mlp-independent"])
-def test_runs_are_executed_and_continue(tmp_path, name):
-    """At a hundredth of their length, on digits, in two calls."""
-    data = datasets.load("digits")
-    execute(replace(PAPER["mlp-initial"].shortened(0.01, 1), task=MLP), tmp_path, data, profile="t")
-    run = replace(PAPER[name].shortened(0.01, 2), task=MLP)
-    assert not execute(run, tmp_path, data, profile="t", stop_at=0.0)
-    assert execute(run, tmp_path, data, profile="t")
-    rows = jsonl.read(Path(tmp_path) / "records" / f"{name}.jsonl").rows
-    assert rows[-1]["epoch"] == run.epochs == 14
-    assert len({tuple(row["lr"]) for row in rows}) == 5
-    assert sum("landscape" in row for row in rows) == 14
-
-
-def test_figure_of_one_run_that_is_ahead_of_the_other(tmp_path):
-    both("mlp", tmp_path)
-    write(PAPER["mlp-reshuffled"], tmp_path, {"landscape": lambda *_: 1.0}, upto=50)
-    values, ratio = figures.draw("B4a", results.load(tmp_path / "records")).axes
-    assert [len(c.lines[0].get_ydata()) for c in values.containers] == [0, 5]
-    assert len(ratio.containers[0].lines[0].get_ydata()) == 0

@@ -254,15 +254,6 @@ def test_unclear_effect_of_shuffling_is_undecided(tmp_path):
     assert claim.remark == "the interval straddles the bound"
 
 
-@pytest.mark.parametrize(("bend", "straight"), [(0.0, True), (60.0, False)])
-def test_landscapes_with_independent_batches(tmp_path, bend, straight):
-    sides(PAPER["mlp-unbiased"], tmp_path, columns={"landscape": landscape(bend)})
-    sides(PAPER["cnn-unbiased"], tmp_path, columns={"landscape": landscape(15 * bend)})
-    found = verdicts(tmp_path)
-    assert found["unbiased-linear-mlp"].verdict == ("holds" if straight else "fails")
-    assert found["unbiased-bent-cnn"].verdict == ("fails" if straight else "holds")
-
-
 @pytest.mark.parametrize(
     ("worst", "seeds", "verdict"),
     [(0.718, 1e-4, "holds"), (0.69, 1e-4, "fails"), (0.71, 5e-3, "undecided")],
@@ -357,13 +348,6 @@ def test_interrupted_run_is_not_tested(tmp_path):
     claim = verdicts(tmp_path)["adaptive-beats-amsgrad-mlp"]
     assert claim.verdict == "not tested at this scale"
     assert "mlp-schedules: 300 of 400 epochs" in claim.remark
-
-
-def test_interrupted_sequence_is_not_tested(tmp_path):
-    sides(PAPER["mlp-sequence"], tmp_path, upto=1200)
-    claim = verdicts(tmp_path)["sequence-meet-mlp"]
-    assert claim.measured == pytest.approx(0.01, abs=0.01)
-    assert claim.verdict == "not tested at this scale"
 
 
 def test_other_data_test_only_general_claims(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 from support import forks
 from typer.testing import CliRunner
 
-import equilibrate
 from equilibrate.record import jsonl
 from equilibrate.record.jsonl import RecordError
 from equilibrate_paper.cli import app, run
@@ -26,14 +25,14 @@ def rows(folder):
     return [{name: value for name, value in row.items() if name != "time"} for row in found]
 
 
-def test_train_writes_a_record_and_a_figure(tmp_path, monkeypatch):
+def test_train_writes_a_record_and_a_report(tmp_path, monkeypatch):
     command, env = [*COMMAND, *SHORT], {**os.environ, "COLUMNS": "160"}
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env
     )
     assert done.returncode == 0, done.stderr
-    assert "figure  runs/digits-mlp/train.png" in done.stdout
-    assert (tmp_path / "runs/digits-mlp/train.png").stat().st_size > 10_000
+    assert "report  runs/digits-mlp/report.html" in done.stdout
+    assert (tmp_path / "runs/digits-mlp/report.html").stat().st_size > 10_000
     assert [row["epoch"] for row in rows(tmp_path / "runs/digits-mlp")] == [1, 2, 3, 4, 5, 6]
     monkeypatch.chdir(tmp_path)
     again = CliRunner().invoke(app, ["train", *SHORT])
@@ -150,14 +149,6 @@ def test_invalid_arguments_are_reported_in_one_line(
     assert exit.value.code == 2
     assert f"equilibrate-paper: {message}" in capsys.readouterr().err.replace("\n", " ")
     assert not list(tmp_path.rglob("*.jsonl"))
-
-
-def test_version():
-    result = CliRunner().invoke(app, ["--version"])
-    assert (result.exit_code, result.output) == (
-        0,
-        f"equilibrate-paper {equilibrate.__version__}\n",
-    )
 
 
 @pytest.mark.parametrize(

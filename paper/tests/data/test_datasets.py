@@ -14,7 +14,7 @@ import torch
 from paper_support.official_files import sha256, write_cifar10, write_mnist
 from sklearn.datasets import load_digits
 
-from equilibrate_paper.data import datasets, files
+from equilibrate_paper.data import files
 from equilibrate_paper.data.datasets import DataError, load
 
 WRITE = {"mnist": write_mnist, "cifar10": write_cifar10}
@@ -38,9 +38,7 @@ def test_digits_are_standardized_over_the_training_set():
     np.testing.assert_allclose(images[:, 0], (raw.images - train.mean()) / train.std(), atol=1e-6)
     assert torch.cat([digits.train_labels, digits.test_labels]).tolist() == raw.target.tolist()
     assert len(digits.train_images) == len(digits.train_labels) == 1500
-    assert digits.classes == tuple("0123456789")
     assert digits.fingerprint.startswith("a1dc5276eb19924f")  # it is in the records of quick runs
-    assert repr(digits).startswith("Dataset(name='digits', classes=('0', '1',")
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -58,19 +56,6 @@ def test_cifar10_pixels_lie_between_minus_one_and_one(monkeypatch, tmp_path):
     for images, raw in ((cifar.train_images, pixels[0]), (cifar.test_images, pixels[2])):
         np.testing.assert_allclose(images, (raw / 255 - 0.5) * 2, atol=1e-7)
         assert (images.min(), images.max()) == (-1, 1)
-    assert (cifar.classes[6], len(cifar.classes)) == ("frog", 10)
-
-
-def test_fingerprint_depends_on_every_array_and_its_shape(monkeypatch, tmp_path):
-    pixels = write_mnist(monkeypatch, tmp_path)
-    fingerprints = {datasets._fingerprint(pixels)}
-    for part in pixels._fields:
-        changed = getattr(pixels, part).copy()
-        changed.flat[0] ^= 1
-        fingerprints.add(datasets._fingerprint(pixels._replace(**{part: changed})))
-    reshaped = pixels.train_images.reshape(7, 1, 14, 56)
-    fingerprints.add(datasets._fingerprint(pixels._replace(train_images=reshaped)))
-    assert len(fingerprints) == 6
 
 
 def test_unknown_name_raises():
@@ -208,15 +193,6 @@ def test_download_goes_to_the_first_folder(monkeypatch, folders, server, tmp_pat
     assert load(name, argument).fingerprint == fingerprint
 
 
-@pytest.mark.parametrize("progress", [False, True])
-def test_download_says_what_it_does_if_it_shall(monkeypatch, server, tmp_path, capfd, progress):
-    serve(monkeypatch, server, "cifar10", tmp_path / "remote")
-    load("cifar10", progress=progress)
-    output = capfd.readouterr()
-    assert output.out == ""
-    assert ("downloading" in output.err) == ("cifar-10-binary.tar.gz" in output.err) == progress
-
-
 @pytest.mark.parametrize("fault", ["absent", "altered", "truncated"])
 @pytest.mark.parametrize("name", WRITE)
 def test_failed_download_leaves_no_files(monkeypatch, folders, server, tmp_path, name, fault):
@@ -241,48 +217,12 @@ def test_next_mirror_is_tried(monkeypatch, server, tmp_path):
     assert load("mnist").fingerprint == fingerprint
 
 
-def test_error_names_every_mirror(monkeypatch, server, tmp_path):
-    serve(monkeypatch, server, "mnist", tmp_path / "remote", ("first", "second"))
-    server.files.clear()
-    with pytest.raises(DataError, match=r"/first: 404 .*; .*/second: 404 "):
-        load("mnist")
-
-
-def test_folder_that_cannot_be_written_is_named(folders):
-    folders["environment"].write_text("a file instead of a folder")
-    with pytest.raises(DataError, match=f"could not be downloaded .*{folders['environment']}"):
-        load("mnist")
-
-
 @pytest.mark.parametrize("name", ["digits", "mnist"])
 def test_folder_that_does_not_exist_is_not_created(tmp_path, name):
     missing = tmp_path / "mispelt"
     with pytest.raises(DataError, match=r"data_dir='.*mispelt' is not a folder: check its name"):
         load(name, missing)
     assert not missing.exists()
-
-
-def test_real_mnist(real_data):
-    mnist = load("mnist", real_data, download=False)
-    # mean and deviation that the literature gives for pixels in [0, 1]
-    black, white = float(mnist.train_images.min()), float(mnist.train_images.max())
-    assert round(1 / (white - black), 4) == 0.3081
-    assert round(-black / (white - black), 4) == 0.1307
-    assert mnist.train_images.shape == (60000, 1, 28, 28)
-    assert mnist.test_images.shape == (10000, 1, 28, 28)
-    assert mnist.train_labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    assert mnist.test_labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-
-
-def test_real_cifar10(real_data):
-    cifar = load("cifar10", real_data, download=False)
-    assert cifar.train_images.shape == (50000, 3, 32, 32)
-    assert cifar.test_images.shape == (10000, 3, 32, 32)
-    assert torch.bincount(cifar.train_labels).tolist() == [5000] * 10
-    assert torch.bincount(cifar.test_labels).tolist() == [1000] * 10
-    # the channel means that the literature gives for pixels in [0, 1]
-    means = cifar.train_images.mean((0, 2, 3), dtype=torch.float64) / 2 + 0.5
-    assert [round(mean, 4) for mean in means.tolist()] == [0.4914, 0.4822, 0.4465]
 
 
 # Records name their data by the fingerprint: it must stay that of the published records.

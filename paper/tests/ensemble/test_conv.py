@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from support.device import DEVICE, ON_GPU
@@ -15,7 +16,6 @@ if find_spec("triton") is None:
 
 from equilibrate_paper.ensemble._ops.conv import conv_relu_pool, launch, pack_images
 from equilibrate_paper.ensemble._ops.conv.geometry import Geometry, main_and_tail
-from equilibrate_paper.ensemble._ops.plain import grouped_conv_relu_pool, separate_conv_relu_pool
 from equilibrate_paper.ensemble.examples import IndexedInputs
 
 # (R, B, C, H, W, O, F): every main/tail combination of C and O, filters 1 to 7, images that do not
@@ -56,8 +56,13 @@ def value_and_gradients(function, x, weight, bias, cotangent):
     return y.detach(), *torch.autograd.grad(y, inputs, cotangent.to(y.dtype))
 
 
+def one_by_one(x, weight, bias):
+    replicas = zip(x, weight, bias, strict=True)
+    return torch.stack([F.max_pool2d(F.relu(F.conv2d(*r, padding="same")), 2) for r in replicas])
+
+
 def twin(*tensors):
-    return value_and_gradients(grouped_conv_relu_pool, *(t.double() for t in tensors))
+    return value_and_gradients(one_by_one, *(t.double() for t in tensors))
 
 
 def layer(precision="ieee"):
@@ -182,7 +187,6 @@ def test_a_packed_data_set_gives_the_same_results_as_its_images(shape, precision
         assert torch.equal(ours.double(), y)
         for a, b in zip(torch.autograd.grad(ours, leaves, cotangent), theirs, strict=True):
             assert torch.equal(a.double(), b)
-        assert torch.equal(grouped_conv_relu_pool(indexed, weight, bias).double(), y)
 
 
 def test_packing_in_several_launches_gives_the_same_result(monkeypatch):
@@ -220,13 +224,6 @@ def test_main_and_tail_cover_with_powers_of_two(count):
     main, tail = main_and_tail(count)
     assert count <= main + tail < max(2 * count, 5)
     assert all(n & (n - 1) == 0 and (n == 0 or n >= 4) for n in (main, tail))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_grouped_and_separate_convolutions_agree(shape):
-    tensors = [tensor.cpu() for tensor in operands(shape, integers)]
-    separate = value_and_gradients(separate_conv_relu_pool, *tensors)
-    assert_equal(separate, value_and_gradients(grouped_conv_relu_pool, *tensors))
 
 
 def test_layers_above_the_limits_raise():

@@ -234,19 +234,6 @@ def test_a_convolutional_replica_equals_a_torch_loop():
         assert_same_parameters(ensemble.module(r), model, atol=1e-3)
 
 
-def test_grouped_and_separate_convolutions_train_alike():
-    models = [convolutional(seed) for seed in SEEDS]
-    separate, grouped = (
-        ensemble_of(models, shape=(2, 4, 4), ops=PlainOps(grouped=g)) for g in (False, True)
-    )
-    torch.testing.assert_close(
-        grouped.run_epoch().loss, separate.run_epoch().loss, rtol=1e-4, atol=1e-5
-    )
-    torch.testing.assert_close(
-        grouped.full_gradient(), separate.full_gradient(), rtol=1e-3, atol=1e-4
-    )
-
-
 @pytest.mark.parametrize(
     "layers",
     [

@@ -77,13 +77,6 @@ def test_sides_are_drawn_as_recorded(whole):
     assert (sides.get_xscale(), sides.get_yscale(), loss.get_yscale()) == ("log", "log", "log")
 
 
-def test_a_sequence_has_both_sides_at_each_learning_rate(whole):
-    figure = figures.draw("2b", whole)
-    assert len(figure.axes[0].lines) == 2 * 11
-    words = texts(figure)
-    assert all(f" {lr} " in f" {words} " for lr in ("0.05", "0.0015", "0.00025", "0.0001"))
-
-
 def points(container):
     """Means, and lower and upper ends of the intervals."""
     segments = np.array(container.lines[2][0].get_segments())
@@ -119,16 +112,6 @@ def test_independent_batches_are_drawn_with_the_reshuffled(whole):
     words = texts(figure)
     assert "reshuffled batches, 95 % interval" in words
     assert "independent batches, 95 % interval" in words
-
-
-def test_an_unfinished_sequence_is_drawn_with_all_independent_batches(tmp_path):
-    """The inset enlarges small learning rates and contains none of the sequence."""
-    plan = profile("paper").runs
-    write(plan["mlp-unbiased"], tmp_path, COLUMNS["landscape"])
-    write(plan["mlp-sequence"], tmp_path, COLUMNS["landscape"], upto=500)
-    main = figures.draw("3a", results.load(tmp_path / "records")).axes[0]
-    assert [len(points(bars)[0]) for bars in main.containers] == [1, 5]
-    assert len(main.child_axes) == 1
 
 
 @pytest.mark.parametrize(
@@ -177,41 +160,11 @@ def test_a_grid_shows_its_numbers_and_frames_the_settings_of_the_paper(whole, tm
     assert [patch.get_xy() for patch in final.patches] == [(0.54, 0.54), (1.54, 2.54)]
 
 
-def test_relaxation_times_are_fitted_with_a_power_law(tmp_path):
-    """L̄/R̄ − 1 is 0.05/(ηt), which is below 0.1 after t = 0.5/η epochs."""
-
-    def columns(never):
-        def left(time, lr, arm, seed):
-            return lr * (2 if lr < never else 1) + (1 + 0.1 * (seed % 4)) * 0.05 / time
-
-        return COLUMNS["landscape"] | {"left": left}
-
-    run = profile("paper").runs["mlp-sequence"]
-    for never, count in ((0.0, 5), (0.004, 4)):
-        folder = tmp_path / str(never)
-        write(run, folder, columns(never), rows=500)
-        figure = figures.draw("B3a", results.load(folder / "records"))
-        (axes,) = figure.axes
-        mean, low, high = points(axes.containers[0])
-        assert len(mean) == count
-        assert (low < mean).all()
-        assert (mean < high).all()
-        assert ("longer" in texts(figure)) == (never > 0)
-        line = next(line for line in axes.lines if line.get_color() == "#d62728")
-        x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
-        assert np.log(y[1] / y[0]) / np.log(x[1] / x[0]) == pytest.approx(-1, abs=0.05)
-
-
 def test_incomplete_runs_state_their_epochs_and_seeds(tmp_path):
     short = recorded(tmp_path, epochs_scale=0.1, seeds=2)
     assert "mlp-sequence: 350 of 3500 epochs, 2 of 4 seeds" in texts(figures.draw("3a", short))
     stopped = recorded(tmp_path, upto=25)
     assert "mlp-initial: 25 of 100 epochs" in texts(figures.draw("1a", stopped))
-
-
-def test_an_unknown_panel_raises(whole):
-    with pytest.raises(ValueError, match="panel='5c' is unknown"):
-        figures.draw("5c", whole)
 
 
 def test_figure_1_has_the_l2_term_if_the_norm_is_recorded(whole, tmp_path):

@@ -86,22 +86,12 @@ def test_tags_are_nested(html):
     assert Document(html).open == []
 
 
-def test_groups_are_counted_and_in_order(html):
-    assert "<b>1</b> fails · <b>2</b> holds · <b>1</b> not tested at this scale</p>" in html
-    positions = [html.index(part) for part in ("The sides", "Claims beyond", "Also this.")]
-    assert positions == sorted(positions)
-
-
 def test_the_page_loads_nothing(html):
     addresses = re.findall(r'(?:src|href|url)\s*[=(]\s*"?([^">)]*)', html)
     assert addresses
     assert all(address.startswith("data:") for address in addresses)
     assert "<script" not in html
     assert "@import" not in html
-
-
-def test_empty_parts_have_no_heading():
-    assert "<h2>" not in render("Results", [], [ClaimGroup("Claims", [])])
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

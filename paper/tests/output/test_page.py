@@ -7,7 +7,6 @@ import pytest
 from paper_support.synthetic import write
 
 from equilibrate_paper.analysis import results
-from equilibrate_paper.analysis.verdicts import judge
 from equilibrate_paper.output import page
 from equilibrate_paper.protocol.profiles import profile
 
@@ -35,17 +34,3 @@ def test_all_values_of_different_environments_are_listed(tmp_path, recorded):
         "device": "cpu",
         "commit": "abc",
     }
-
-
-def test_panels_that_were_not_drawn_are_named(tmp_path, recorded):
-    assert "1a, 1b, 2a" in page.compose(tmp_path, [], [], recorded, [])
-
-
-def test_only_claims_about_drawn_panels_are_shown(tmp_path, recorded):
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "fig1a.svg").write_text("<svg/>")
-    judged = judge({"mlp-initial": recorded["mlp-initial"]})
-    html = page.compose(tmp_path, judged, ["1a"], recorded, [])
-    (claim,) = re.findall(r'<td data-name="Claim" class="claim"><div>([^<]*)</div>', html)
-    assert claim.startswith("MLP on MNIST")
-    assert html.count("<figure") == 1

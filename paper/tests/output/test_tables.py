@@ -1,15 +1,14 @@
 """Tables of records in which every number is known."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from paper_support.synthetic import write
 
 from equilibrate.report.numbers import format_estimate, format_number
-from equilibrate_paper.analysis import findings, results
+from equilibrate_paper.analysis import results
 from equilibrate_paper.analysis.seeds import mean_over_seeds
-from equilibrate_paper.analysis.verdicts import grouped, judge
+from equilibrate_paper.analysis.verdicts import judge
 from equilibrate_paper.output import tables
 from equilibrate_paper.protocol.profiles import PROFILES, profile
 
@@ -80,46 +79,9 @@ def test_landscapes_of_both_kinds_of_batches_share_a_table(tmp_path):
     assert len(table.columns) == 6
 
 
-def test_equilibration_by_learning_rate(tmp_path):
-    (name,) = [name for name in made(tmp_path, "mlp-sequence") if name.startswith("Equil")]
-    assert name.startswith("Equilibration, MLP on MNIST, time ∝ η^(")
-    table = made(tmp_path, "mlp-sequence")[name]
-    # At every learning rate |L̄/R̄ − 1| is below 0.1 from the first of twelve rows.
-    assert [row[2] for row in table.rows] == [
-        f"{epochs:.3g} ({epochs:.3g} to {epochs:.3g})"
-        for epochs in (41.67, 41.67, 41.67, 83.33, 83.33)
-    ]
-
-
-def test_precisions_are_compared_with_single(tmp_path):
-    found = made(tmp_path, "cnn-fp32", "cnn-tf32", "cnn-fp16")
-    (table,) = [table for name, table in found.items() if name.startswith("Precision")]
-    assert [row[1] for row in table.rows] == ["single", "TF32", "half"]
-    assert [row[3] for row in table.rows] == ["–", "0", "0"]
-    assert f"all {findings.COMPARISONS} together" in next(iter(found))
-
-
 def test_headings_state_what_is_missing(tmp_path):
     names = list(made(tmp_path, "mlp-sequence", "mlp-schedules", epochs_scale=0.1, seeds=2))
     assert all("incomplete – mlp-" in name and "2 of 4 seeds" in name for name in names)
-
-
-def test_precisions_are_compared_by_common_seeds(tmp_path):
-    write(PAPER["cnn-fp32"], tmp_path, landscape())
-    write(replace(PAPER["cnn-tf32"], seeds=(304, 305, 306, 307)), tmp_path, landscape())
-    (table,) = [
-        table
-        for table in tables.numbers(results.load(tmp_path / "records"))
-        if table.heading.startswith("Precision")
-    ]
-    assert [row[5] for row in table.rows] == ["–", "0"]
-
-
-def test_tables_of_claims_have_a_row_for_each():
-    judged = judge({})
-    paper, ours = (tables.claim_table(group) for group in grouped(judged))
-    assert [row[0] for row in (*paper.rows, *ours.rows)] == [claim.figure for claim in judged]
-    assert paper.rows[0][-1] == "not tested at this scale (not run: mlp-initial)"
 
 
 def test_summary_has_a_row_for_each_short_text(tmp_path):

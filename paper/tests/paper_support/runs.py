@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from equilibrate_paper.data import datasets
-from equilibrate_paper.protocol.run import Run, Task
+from equilibrate_paper.protocol.run import PaperRun, Task
 from equilibrate_paper.protocol.schedules import Adaptive, PiecewiseConstant
 from equilibrate_paper.runs import execute as execution
 
 MLP = Task("mlp", "digits-mlp", "digits", "MLP on digits", batch_size=100)
-INITIAL = Run(
+INITIAL = PaperRun(
     "initial", MLP, {"initial": PiecewiseConstant(((0.1, 3),))}, (0, 1), "landscape", momentum=0.9
 )
-SEQUENCE = Run(
+SEQUENCE = PaperRun(
     "sequence",
     MLP,
     {"sequence": PiecewiseConstant(((0.05, 3), (0.02, 9)))},
@@ -23,7 +23,7 @@ SEQUENCE = Run(
     zero_velocity=True,
     start="initial",
 )
-ADAPTIVE = Run(
+ADAPTIVE = PaperRun(
     "adaptive",
     MLP,
     {"adaptive": Adaptive(0.1, 30, threshold=0.5, factor=0.9)},

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from equilibrate.record import jsonl
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.protocol.schedules import PiecewiseConstant
 
 Column = Callable[[float, float, str, int], float]
@@ -13,7 +13,7 @@ Column = Callable[[float, float, str, int], float]
 
 
 def write(
-    run: Run,
+    run: PaperRun,
     folder: Path,
     columns: Mapping[str, Column],
     *,
@@ -38,7 +38,7 @@ def write(
                     writer.write(row)
 
 
-def _phases(run: Run) -> list[tuple[int, int]]:
+def _phases(run: PaperRun) -> list[tuple[int, int]]:
     constant = [s.phases for s in run.arms.values() if isinstance(s, PiecewiseConstant)]
     found, start = [], 0
     for _, epochs in constant[0] if constant else [(0, run.epochs)]:
@@ -47,6 +47,6 @@ def _phases(run: Run) -> list[tuple[int, int]]:
     return found
 
 
-def _lr(run: Run, arm: str, epoch: int) -> float:
+def _lr(run: PaperRun, arm: str, epoch: int) -> float:
     schedule = run.arms[arm]
     return schedule.lr_at(epoch) if isinstance(schedule, PiecewiseConstant) else schedule.lr

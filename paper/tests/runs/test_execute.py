@@ -15,11 +15,11 @@ from equilibrate.record import jsonl
 from equilibrate.record.jsonl import RecordError
 from equilibrate_paper.data import datasets
 from equilibrate_paper.protocol import models
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.protocol.schedules import Adaptive, PiecewiseConstant
 from equilibrate_paper.runs import execute as execution
 from equilibrate_paper.runs.errors import Diverged, RunError
-from equilibrate_paper.runs.folder import checkpoint_path, load_checkpoint, record_path
+from equilibrate_paper.runs.folder import checkpoint_path, record_path
 
 
 @pytest.fixture(scope="module")
@@ -123,23 +123,13 @@ def test_fewer_rows_have_the_same_numbers(tmp_path, digits):
     assert [row["epoch"] for row in fewer if "landscape" in row] == [3, 12]
 
 
-def test_replicas_of_a_sequence_have_the_same_initial_weights(tmp_path, digits):
-    execute(INITIAL, tmp_path, digits)
-    first, second = execution._initial_models(SEQUENCE, tmp_path)
-    for p, q in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(p, q)
-    final = load_checkpoint(checkpoint_path(tmp_path, "initial"))
-    assert final is not None
-    assert torch.equal(next(first.parameters()), final["first"]["1.weight"])
-
-
 def test_each_arm_follows_its_schedule(tmp_path, digits):
     arms = {
         "preset": PiecewiseConstant(((0.1, 2), (0.01, 2))),
         "adaptive": Adaptive(0.1, 4, threshold=1e9, factor=0.5),  # lowers each time
         "never": Adaptive(0.1, 4, threshold=1e-12, factor=0.5),
     }
-    rows = execute(Run("s", MLP, arms, (0, 1), "performance"), tmp_path, digits)
+    rows = execute(PaperRun("s", MLP, arms, (0, 1), "performance"), tmp_path, digits)
     lrs = np.array([row["lr"] for row in rows])
     assert lrs[:, 0] == pytest.approx([0.1, 0.1, 0.01, 0.01])
     assert lrs[:, 2] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
@@ -152,7 +142,7 @@ def test_each_arm_follows_its_schedule(tmp_path, digits):
 
 
 def test_training_loss_includes_the_l2_term(tmp_path, digits):
-    run = Run("s", MLP, {"preset": PiecewiseConstant(((1e-9, 1),))}, (0,), "performance")
+    run = PaperRun("s", MLP, {"preset": PiecewiseConstant(((1e-9, 1),))}, (0,), "performance")
     (row,) = execute(run, tmp_path, digits)
     model = models.build("digits-mlp", 0)
     entropy = torch.nn.functional.cross_entropy(model(digits.train_images), digits.train_labels)
@@ -246,7 +236,7 @@ def test_other_settings_raise(tmp_path, digits):
 
 
 def test_diverging_loss_raises_and_keeps_the_rows(tmp_path, digits):
-    run = Run(
+    run = PaperRun(
         "wild", MLP, {"initial": PiecewiseConstant(((0.1, 2), (1e30, 2)))}, (0, 1), "landscape"
     )
     with pytest.raises(Diverged, match=r"wild: the loss became NaN in epoch 3 .*seed 0.*1e\+30"):
@@ -278,41 +268,3 @@ def test_sequence_without_its_initial_run_raises(tmp_path, digits):
         RunError, match=r"sequence starts from the end of initial, but .*initial.pt does not"
     ):
         execute(SEQUENCE, tmp_path, digits)
-
-
-def test_gradient_is_measured_when_due_and_sampling_is_used(tmp_path, digits):
-    execute(INITIAL, tmp_path, digits)
-    sparse = replace(SEQUENCE, gradient_every=2)
-    rows = execute(sparse, tmp_path, digits)
-    read = [row["epoch"] for row in rows if "landscape" in row]
-    assert read == [2, 3, 4, 6, 8, 10, 12]  # the first phase ends after 3
-    other = tmp_path / "other"
-    execute(INITIAL, other, digits)
-    independent = execute(replace(sparse, sampling="independent"), other, digits)
-    assert independent[0]["batch_loss"] != rows[0]["batch_loss"]
-
-
-@pytest.mark.usefixtures("every_epoch")
-def test_checkpoint_does_not_grow_with_the_steps(tmp_path, digits):
-    """It is copied between machines, so it must not be much larger than the parameters."""
-    execute(INITIAL, tmp_path, digits)
-    run = replace(SEQUENCE, arms={"sequence": PiecewiseConstant(((0.05, 130),))}, full_epochs=0)
-    path = checkpoint_path(tmp_path, "sequence")
-    sizes = {}
-
-    def stop(epoch):
-        if path.exists():
-            sizes[epoch] = path.stat().st_size
-        if epoch == 121:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(run, tmp_path, digits, progress=stop)
-    assert sizes[121] - sizes[13] < 108 * 2 * (2 * 4 + 1) * 8  # two sums an epoch and (∇f)²
-
-
-def test_checkpoint_of_a_finished_run_has_only_the_final_weights(tmp_path, digits):
-    execute(INITIAL, tmp_path, digits)
-    path = checkpoint_path(tmp_path, "initial")
-    model = sum(tensor.nbytes for tensor in torch.load(path)["first"].values())
-    assert path.stat().st_size < model + 4000

@@ -10,19 +10,16 @@ from torch.nn.functional import cross_entropy
 
 from equilibrate.record import jsonl
 from equilibrate_paper.data import datasets
-from equilibrate_paper.ensemble import Ensemble, Method
 from equilibrate_paper.protocol import models
 from equilibrate_paper.protocol.profiles import PROFILES
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.protocol.schedules import PiecewiseConstant
 from equilibrate_paper.runs import execute as execution
 from equilibrate_paper.runs.folder import checkpoint_path, load_checkpoint, record_path
-from equilibrate_paper.runs.norms import norms_before_steps, squared_norm
-from equilibrate_paper.runs.trainer import Trainer
 
 ROOT = Path(__file__).parents[3]
 NORMS = ("norm_square", "step_norm_square")
-PLAIN = Run("plain", MLP, {"initial": PiecewiseConstant(((0.1, 3),))}, (0, 1), "landscape")
+PLAIN = PaperRun("plain", MLP, {"initial": PiecewiseConstant(((0.1, 3),))}, (0, 1), "landscape")
 
 
 @pytest.fixture(scope="module")
@@ -67,45 +64,10 @@ def test_recorded_norms_are_those_of_a_plain_loop(run, tmp_path, digits):
     )
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_norms_of_an_epoch_end_where_the_next_epoch_begins(momentum, digits):
-    """The recursion over an epoch agrees with the parameters to the rounding of their updates."""
-    ensemble = Ensemble(
-        [models.build("digits-mlp", seed) for seed in (0, 1)],
-        digits.train,
-        seeds=[0, 1],
-        lr=[0.1, 0.05],
-        method=Method(momentum=momentum, weight_decay=0.01),
-    )
-    product = torch.zeros(2, dtype=torch.float64)
-    for _ in range(3):
-        start = squared_norm(ensemble.parameters)
-        epoch = ensemble.run_epoch()
-        norms, after = norms_before_steps(epoch, start, product, momentum)
-        assert torch.equal(norms[0], start)
-        change = (
-            2
-            * torch.tensor(epoch.lr)
-            * (
-                momentum * _before_last(epoch, product, momentum)
-                - epoch.left[-1]
-                + epoch.right[-1] / (1 + momentum)
-            )
-        )
-        assert torch.allclose(norms[-1] + change, squared_norm(ensemble.parameters), rtol=1e-6)
-        product = after
-
-
-def _before_last(epoch, product, momentum):
-    for left, right in zip(epoch.left[:-1], epoch.right[:-1], strict=True):
-        product = momentum * product - left + 2 / (1 + momentum) * right
-    return product
-
-
 def test_training_and_all_other_columns_do_not_depend_on_it(tmp_path, digits, monkeypatch):
     with_norms, weights = execute(INITIAL, tmp_path / "with", digits)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "records_norm", False)
+        patch.setattr(PaperRun, "records_norm", False)
         without, same = execute(INITIAL, tmp_path / "without", digits)
     assert all(set(NORMS) <= row.keys() for row in with_norms)
     assert [{k: v for k, v in row.items() if k not in NORMS} for row in with_norms] == without
@@ -113,28 +75,7 @@ def test_training_and_all_other_columns_do_not_depend_on_it(tmp_path, digits, mo
     assert all(torch.equal(weights[name], same[name]) for name in weights)
 
 
-def test_headers_do_not_depend_on_it():
-    """Published records of the initial runs, which have no norms, belong to the same runs."""
-    for name in ("mlp-initial", "cnn-initial"):
-        run = PROFILES["paper"].runs[name]
-        assert run.records_norm
-        header = jsonl.read_header(ROOT / "paper" / "results" / "records" / f"{name}.jsonl")
-        assert Run.from_config(header.config) == run
-        assert run.to_config().items() <= Run.from_config(header.config).to_config().items()
-
-
 def test_only_runs_from_new_weights_record_it():
     assert [run.records_norm for run in (INITIAL, SEQUENCE, ADAPTIVE)] == [True, False, False]
     names = [run.name for run in PROFILES["paper"].runs.values() if run.records_norm]
     assert names == ["mlp-initial", "cnn-initial"]
-
-
-def new_trainer(digits):
-    return Trainer(INITIAL, [models.build("digits-mlp", seed) for seed in (0, 1)], digits, "cpu")
-
-
-def test_it_continues_bit_for_bit(digits):
-    first, resumed = new_trainer(digits), new_trainer(digits)
-    first.run_epoch()
-    resumed.load_state_dict(first.state_dict())
-    assert resumed.run_epoch() == first.run_epoch()

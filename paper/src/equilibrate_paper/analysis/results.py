@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equilibrate.record import jsonl
 from equilibrate_paper.protocol.profiles import PROFILES
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.protocol.schedules import PiecewiseConstant
 
 Array = NDArray[np.float64]
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 class Result:
     """The recorded rows of one run."""
 
-    run: Run
+    run: PaperRun
     """What was run."""
     profile: str
     """Name of the profile that the run is part of."""
@@ -191,7 +191,7 @@ def load(folder: Path | str) -> dict[str, Result]:
     found: dict[str, Result] = {}
     for path in record_files(folder):
         record = jsonl.read(path)
-        run = Run.from_config(record.config)
+        run = PaperRun.from_config(record.config)
         found[run.name] = Result(
             run=run,
             profile=record.config["profile"],

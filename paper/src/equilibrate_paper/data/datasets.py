@@ -25,8 +25,6 @@ NAMES = ("digits", "mnist", "cifar10")
 class Dataset:
     """Preprocessed images (N, channels, height, width) and their labels."""
 
-    name: str
-    """The name in `NAMES`."""
     train_images: Tensor = field(repr=False)
     """Training images, float32."""
     train_labels: Tensor = field(repr=False)
@@ -35,8 +33,6 @@ class Dataset:
     """Test images, float32."""
     test_labels: Tensor = field(repr=False)
     """Test labels, int64."""
-    classes: tuple[str, ...]
-    """The name of each label."""
     fingerprint: str
     """SHA-256 checksum of the pixels and labels as published."""
 
@@ -94,17 +90,13 @@ def load(
     pixels = _digits() if name == "digits" else files.read(name, data_dir, download, progress)
     if name == "cifar10":
         mean, deviation = 255 * 0.5, 255 / 2
-        classes = "airplane automobile bird cat deer dog frog horse ship truck"
     else:
         mean, deviation = _mean_and_deviation(pixels.train_images)
-        classes = "0 1 2 3 4 5 6 7 8 9"
     return Dataset(
-        name=name,
         train_images=_standardized(pixels.train_images, mean, deviation),
         train_labels=torch.from_numpy(pixels.train_labels.astype(np.int64)),
         test_images=_standardized(pixels.test_images, mean, deviation),
         test_labels=torch.from_numpy(pixels.test_labels.astype(np.int64)),
-        classes=tuple(classes.split()),
         fingerprint=_fingerprint(pixels),
     )
 

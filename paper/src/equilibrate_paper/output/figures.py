@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from equilibrate.record import jsonl
 from equilibrate_paper.analysis import measures
 from equilibrate_paper.analysis.results import Array, Result
 from equilibrate_paper.analysis.seeds import mean_over_seeds
 from equilibrate_paper.output import beyond, initial, style
-from equilibrate_paper.output.drawing import write_figure
 from equilibrate_paper.protocol.panels import PANELS
 
 Results = Mapping[str, Result]
@@ -52,12 +53,7 @@ def draw(panel: str, results: Results) -> Figure:
 
     Returns:
         The figure.
-
-    Raises:
-        ValueError: If the panel is unknown.
     """
-    if panel not in PANELS:
-        raise ValueError(f"panel={panel!r} is unknown; choose from {', '.join(PANELS)}")
     own = [results[name] for name in PANELS[panel].runs]
     own += [results[name] for name in PANELS[panel].optional if name in results]
     kind = panel.rstrip("abcd")
@@ -115,9 +111,16 @@ def save(panel: str, results: Results, folder: Path | str) -> tuple[Path, Path]:
     figure = draw(panel, results)
     png, svg = folder / f"fig{panel}.png", folder / f"fig{panel}.svg"
     with matplotlib.rc_context(style.STYLE):
-        write_figure(figure, png, dpi=200, metadata={"Software": None})
-        write_figure(figure, svg, metadata={"Date": None})
+        _write(figure, png, dpi=200, metadata={"Software": None})
+        _write(figure, svg, metadata={"Date": None})
     return png, svg
+
+
+def _write(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a figure as `savefig` does, to a file that is complete or absent."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], **options)
+    jsonl.write_file(path, content.getvalue())
 
 
 def _head(figure: Figure, panel: str, results: Sequence[Result]) -> None:

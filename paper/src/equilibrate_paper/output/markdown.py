@@ -17,14 +17,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     """Cells, as many in each row as there are columns."""
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(
-                    f"each row of the table {self.heading!r} must have {len(self.columns)} cells, "
-                    f"one for each column, got {len(row)}: {list(row)}"
-                )
-
 
 def to_markdown(tables: Iterable[Table]) -> str:
     r"""Write tables in Markdown, each below its heading.

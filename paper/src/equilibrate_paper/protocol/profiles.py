@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from equilibrate_paper.ensemble import Precision, Sampling
 from equilibrate_paper.protocol.panels import PANELS
-from equilibrate_paper.protocol.run import Run, Task
+from equilibrate_paper.protocol.run import PaperRun, Task
 from equilibrate_paper.protocol.schedules import Adaptive, PiecewiseConstant
 
 
@@ -21,7 +21,7 @@ class Profile:
 
     name: str
     """Name of the profile."""
-    runs: Mapping[str, Run]
+    runs: Mapping[str, PaperRun]
     """The runs by name, in the order in which they are executed."""
     threads: int | None = None
     """Number of CPU threads; None keeps PyTorch's default."""
@@ -35,7 +35,7 @@ class Profile:
         """
         return tuple(panel.id for panel in PANELS.values() if set(panel.runs) <= set(self.runs))
 
-    def runs_for(self, panels: Iterable[str]) -> tuple[Run, ...]:
+    def runs_for(self, panels: Iterable[str]) -> tuple[PaperRun, ...]:
         """Return the runs of some panels and the runs that these start from, in order.
 
         >>> [run.name for run in profile("paper").runs_for(["2a"])]
@@ -81,7 +81,7 @@ class _Size:
     compared_record_every: int = 1
 
 
-def _runs(*sizes: _Size) -> Mapping[str, Run]:
+def _runs(*sizes: _Size) -> Mapping[str, PaperRun]:
     # Short runs come first, so that the remaining time is known early; those that were added to
     # decide what the others left open come last.
     stages = (_initial, _scheduling, _grid, _precisions, _unbiased, _sequence, _comparison)
@@ -89,8 +89,8 @@ def _runs(*sizes: _Size) -> Mapping[str, Run]:
     return MappingProxyType({run.name: run for run in runs})
 
 
-def _initial(size: _Size) -> Iterator[Run]:
-    yield Run(
+def _initial(size: _Size) -> Iterator[PaperRun]:
+    yield PaperRun(
         name=f"{size.task.name}-initial",
         task=size.task,
         arms={"initial": PiecewiseConstant(((_FIRST_LR, size.initial_epochs),))},
@@ -101,7 +101,7 @@ def _initial(size: _Size) -> Iterator[Run]:
     )
 
 
-def _scheduling(size: _Size) -> Iterator[Run]:
+def _scheduling(size: _Size) -> Iterator[PaperRun]:
     preset = PiecewiseConstant(
         tuple((lr, size.preset_epochs) for lr in (_FIRST_LR, 0.01, 0.001, 0.0001))
     )
@@ -111,7 +111,7 @@ def _scheduling(size: _Size) -> Iterator[Run]:
     }
     if size.task.name == "cnn":
         arms["eager"] = Adaptive(_FIRST_LR, preset.epochs, threshold=0.1, factor=0.7)
-    schedules = Run(
+    schedules = PaperRun(
         name=f"{size.task.name}-schedules",
         task=size.task,
         arms=arms,
@@ -129,8 +129,8 @@ def _scheduling(size: _Size) -> Iterator[Run]:
         )
 
 
-def _grid(size: _Size) -> Iterator[Run]:
-    yield Run(
+def _grid(size: _Size) -> Iterator[PaperRun]:
+    yield PaperRun(
         name=f"{size.task.name}-grid",
         task=size.task,
         arms={
@@ -146,10 +146,10 @@ def _grid(size: _Size) -> Iterator[Run]:
 
 def _landscape(
     size: _Size, name: str, arms: Mapping[str, PiecewiseConstant], seeds: Iterable[int]
-) -> Run:
+) -> PaperRun:
     # It starts from the end of the initial run, so its seeds differ: equal seeds would repeat the
     # batches of that run.
-    return Run(
+    return PaperRun(
         name=f"{size.task.name}-{name}",
         task=size.task,
         arms=arms,
@@ -162,13 +162,13 @@ def _landscape(
     )
 
 
-def _precisions(size: _Size) -> Iterator[Run]:
+def _precisions(size: _Size) -> Iterator[PaperRun]:
     for precision in size.precisions:
         arms = {precision: PiecewiseConstant(((0.02, size.precision_epochs),))}
         yield replace(_landscape(size, precision, arms, range(300, 316)), precision=precision)
 
 
-def _unbiased(size: _Size) -> Iterator[Run]:
+def _unbiased(size: _Size) -> Iterator[PaperRun]:
     seeds = range(200, 200 + size.unbiased_seeds)
     yield replace(
         _landscape(size, "unbiased", size.unbiased, seeds),
@@ -177,7 +177,7 @@ def _unbiased(size: _Size) -> Iterator[Run]:
     )
 
 
-def _sequence(size: _Size) -> Iterator[Run]:
+def _sequence(size: _Size) -> Iterator[PaperRun]:
     seeds = range(100, 100 + size.sequence_seeds)
     yield replace(
         _landscape(size, "sequence", {"sequence": size.sequence}, seeds),
@@ -185,7 +185,7 @@ def _sequence(size: _Size) -> Iterator[Run]:
     )
 
 
-def _comparison(size: _Size) -> Iterator[Run]:
+def _comparison(size: _Size) -> Iterator[PaperRun]:
     for sampling in size.compared:
         assert size.comparison is not None
         name = {"shuffled": "reshuffled", "independent": "independent"}[sampling]

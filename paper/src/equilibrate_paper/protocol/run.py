@@ -34,7 +34,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Run:
+class PaperRun:
     """An ensemble: every arm with every seed, all trained at the same time.
 
     Raises:
@@ -140,7 +140,7 @@ class Run:
         ends = {end for schedule in self.arms.values() for end in _milestones(schedule)}
         return epoch in ends or epoch == self.epochs
 
-    def shortened(self, epochs_scale: float, seeds: int | None) -> Run:
+    def shortened(self, epochs_scale: float, seeds: int | None) -> PaperRun:
         """Return the same run with fewer epochs and seeds.
 
         Args:
@@ -172,7 +172,7 @@ class Run:
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Run:
+    def from_config(cls, config: Mapping[str, Any]) -> PaperRun:
         """Return the run stored in the header of a record.
 
         Args:

@@ -14,7 +14,7 @@ from torch import nn
 from equilibrate.record import jsonl
 from equilibrate_paper.data.datasets import Dataset
 from equilibrate_paper.protocol import models
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.runs.errors import RunError
 from equilibrate_paper.runs.folder import (
     checkpoint_path,
@@ -29,7 +29,7 @@ CHECKPOINT_SECONDS = 10.0
 
 
 def execute(
-    run: Run,
+    run: PaperRun,
     folder: Path | str,
     data: Dataset,
     *,
@@ -98,7 +98,7 @@ def execute(
     return True
 
 
-def _rows_to_keep(run: Run, record: Path, state: dict[str, Any] | None) -> int | None:
+def _rows_to_keep(run: PaperRun, record: Path, state: dict[str, Any] | None) -> int | None:
     """Return the number of rows at the checkpoint, or None if the record is complete."""
     if state is not None:
         return None if state["epoch"] == run.epochs else state["rows"]
@@ -106,7 +106,7 @@ def _rows_to_keep(run: Run, record: Path, state: dict[str, Any] | None) -> int |
     return None if rows and rows[-1]["epoch"] >= run.epochs else 0
 
 
-def _initial_models(run: Run, folder: Path | str) -> list[nn.Sequential]:
+def _initial_models(run: PaperRun, folder: Path | str) -> list[nn.Sequential]:
     # One model per replica: initialized from its seed, or with the final weights of run.start.
     if run.start is None:
         return [models.build(run.task.model, seed) for _, seed in run.replicas]

@@ -18,7 +18,7 @@ from equilibrate_paper.data import datasets
 from equilibrate_paper.progress import progress_bars
 from equilibrate_paper.protocol.panels import PANELS
 from equilibrate_paper.protocol.profiles import Profile
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.runs.errors import Diverged, RunError, Unfinished
 from equilibrate_paper.runs.execute import execute
 from equilibrate_paper.runs.outputs import write_outputs
@@ -71,7 +71,7 @@ def reproduce(
             for name in sorted({run.task.data for run in runs})
         }
 
-        def execute_one(run: Run, progress: Callable[[int], None]) -> bool:
+        def execute_one(run: PaperRun, progress: Callable[[int], None]) -> bool:
             return execute(
                 run,
                 out,
@@ -115,8 +115,8 @@ def draw(panels: Sequence[str] = (), *, out: Path | str) -> list[JudgedClaim]:
 
 
 def _execute_all(
-    runs: Sequence[Run],
-    execute_one: Callable[[Run, Callable[[int], None]], bool],
+    runs: Sequence[PaperRun],
+    execute_one: Callable[[PaperRun, Callable[[int], None]], bool],
     stop_at: float,
     console: Console,
 ) -> list[str]:

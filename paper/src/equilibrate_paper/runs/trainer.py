@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equilibrate.averages import HalfRunningMean
 from equilibrate_paper.data.datasets import Dataset
 from equilibrate_paper.ensemble import Averages, Ensemble, Epoch, Method
-from equilibrate_paper.protocol.run import Run
+from equilibrate_paper.protocol.run import PaperRun
 from equilibrate_paper.protocol.schedules import Adaptive, PiecewiseConstant
 from equilibrate_paper.runs.errors import Diverged
 from equilibrate_paper.runs.norms import NormAverages, squared_norm
@@ -32,7 +32,11 @@ class Trainer:
     """
 
     def __init__(
-        self, run: Run, models: Sequence[nn.Sequential], data: Dataset, device: torch.device | str
+        self,
+        run: PaperRun,
+        models: Sequence[nn.Sequential],
+        data: Dataset,
+        device: torch.device | str,
     ) -> None:
         self.run = run
         schedules = [run.arms[arm] for arm, _ in run.replicas]

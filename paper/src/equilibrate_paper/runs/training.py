@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 import equilibrate as eq
 from equilibrate.record import jsonl
 from equilibrate_paper.data import datasets
-from equilibrate_paper.output import drawing
 from equilibrate_paper.protocol import models
 from equilibrate_paper.runs.errors import Diverged
 from equilibrate_paper.runs.folder import load_checkpoint, save_checkpoint
@@ -147,20 +146,6 @@ def summary(out: Path) -> str:
         f"{len(record.rows)} epochs, learning rate {rate} {rates[-1]:.3g}, "
         f"test accuracy {accuracy:.1%}"
     )
-
-
-def draw(out: Path) -> Path:
-    """Draw a training run.
-
-    Args:
-        out: The folder of the run.
-
-    Returns:
-        The figure, `out/train.png`.
-    """
-    record = jsonl.read(out / "train.jsonl")
-    figure = drawing.training(record.rows, record.config["lr"], title=record.config["task"])
-    return drawing.write_figure(figure, out / "train.png", dpi=150)
 
 
 def _run_epoch(

@@ -31,10 +31,8 @@ def choose_ops(device: torch.device, precision: Precision) -> Ops:
         >>> type(choose_ops(torch.device("cpu"), "fp32")).__name__
         'PlainOps'
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or find_spec("triton") is None:
         return PlainOps()
-    if find_spec("triton") is None:
-        return PlainOps(grouped=True)
     from equilibrate_paper.ensemble._ops.triton import TritonOps
 
     return TritonOps(precision)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,16 +18,14 @@ class PlainOps:
     """The operations in plain PyTorch. `protocol.Ops` documents each method.
 
     Args:
-        grouped: Compute the convolutions of all replicas as one grouped convolution. This is
-            faster on a GPU; on a CPU it takes several times longer.
         joint_update_size: On a CPU, replicas with more parameters than this are updated one at a
             time, so that each operation finds its operands in the cache.
     """
 
     order_dtype = torch.int64
+    conv_reads_indices = False
 
-    def __init__(self, *, grouped: bool = False, joint_update_size: int = 1 << 14) -> None:
-        self.conv_reads_indices = grouped
+    def __init__(self, *, joint_update_size: int = 1 << 14) -> None:
         self._joint_update_size = joint_update_size
 
     def align(self, parameters: Tensor) -> Tensor:
@@ -63,9 +63,7 @@ class PlainOps:
         return images
 
     def conv_relu_pool(self, x: Tensor | IndexedInputs, weight: Tensor, bias: Tensor) -> Tensor:
-        if self.conv_reads_indices or isinstance(x, IndexedInputs):
-            return grouped_conv_relu_pool(x, weight, bias)
-        return separate_conv_relu_pool(x, weight, bias)
+        return conv_relu_pool(cast(Tensor, x), weight, bias)
 
     def updater(self, flat: FlatTensors, rule: UpdateRule, weight_decay: float) -> Updater:
         replicas, size = flat.parameters.shape
@@ -119,35 +117,7 @@ def _cross_entropy_and_softmax(outputs: Tensor, targets: Tensor) -> tuple[Tensor
     return losses.mean((1, 2)), (outputs - partition).exp_()
 
 
-def grouped_conv_relu_pool(x: Tensor | IndexedInputs, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute convolution, ReLU and pooling of all replicas as one grouped convolution.
-
-    Args:
-        x: Images, (R, B, C, H, W), or indices into a data set.
-        weight: Filters, (R, O, C, F, F).
-        bias: Biases, (R, O).
-
-    Returns:
-        Pooled outputs, (R, B, O, H//2, W//2).
-
-    Example:
-        >>> x, weight = torch.ones(2, 1, 1, 4, 4), torch.ones(2, 1, 1, 1, 1)
-        >>> grouped_conv_relu_pool(x, weight, torch.tensor([[1.0], [-3.0]])).flatten(1)
-        tensor([[2., 2., 2., 2.],
-                [0., 0., 0., 0.]])
-    """
-    if isinstance(x, IndexedInputs):
-        x = x.gather()
-    replicas, batch = x.shape[:2]
-    images = x.transpose(0, 1).flatten(1, 2)
-    y = F.conv2d(
-        images, weight.flatten(0, 1), bias.flatten(), padding=weight.shape[-1] // 2, groups=replicas
-    )
-    y = F.max_pool2d(F.relu(y), 2)
-    return y.reshape(batch, replicas, weight.shape[1], *y.shape[2:]).transpose(0, 1)
-
-
-def separate_conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Compute convolution, ReLU and pooling of one replica after the other.
 
     On a CPU, grouped convolutions, and pooling with channels first, take several times longer.
@@ -159,6 +129,12 @@ def separate_conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     Returns:
         Pooled outputs, (R, B, O, H//2, W//2).
+
+    Example:
+        >>> x, weight = torch.ones(2, 1, 1, 4, 4), torch.ones(2, 1, 1, 1, 1)
+        >>> conv_relu_pool(x, weight, torch.tensor([[1.0], [-3.0]])).flatten(1)
+        tensor([[2., 2., 2., 2.],
+                [0., 0., 0., 0.]])
     """
     replicas = zip(x, weight, bias, strict=True)
     return torch.stack([_channels_last(*replica) for replica in replicas]).movedim(-1, 2)

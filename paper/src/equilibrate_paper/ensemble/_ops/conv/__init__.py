@@ -2,7 +2,7 @@
 
 An ensemble of R small CNNs spends its time in grouped convolutions. `conv_relu_pool` computes one
 layer of all R replicas. Its backward pass uses that only the pooled maxima carry a gradient.
-`plain.grouped_conv_relu_pool` is the same function in plain PyTorch, which the tests compare.
+`plain.conv_relu_pool` is the same function in plain PyTorch, which the tests compare.
 """
 
 from typing import Any, cast
@@ -48,7 +48,7 @@ def conv_relu_pool(
     _, outputs, channels, _, width = weight.shape
     for name, size in (("channels", channels), ("outputs", outputs), ("filter", width)):
         if size > _LIMITS[name]:
-            raise ValueError(f"{name} {size} is above {_LIMITS[name]}: use PlainOps(grouped=True)")
+            raise ValueError(f"{name} {size} is above {_LIMITS[name]}: use PlainOps()")
     if isinstance(x, IndexedInputs):
         packed = cast(PackedImages, x.data).packed
         return cast(Tensor, _Layer.apply(None, packed, weight, bias, x.index, precision))
