@@ -27,6 +27,8 @@ COLUMNS = {
         "right": noisy(lambda time, lr: lr),
         "loss": noisy(lambda time, lr: 0.5),
         "batch_loss": noisy(lambda time, lr: 0.6),
+        "norm_square": noisy(lambda time, lr: 20.0),
+        "step_norm_square": noisy(lambda time, lr: 20.0),
         "landscape": noisy(lambda time, lr: lr),
     },
     "performance": {

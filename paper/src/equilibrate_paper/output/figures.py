@@ -87,11 +87,7 @@ def caption(panel: str, results: Results) -> str:
         The caption.
     """
     result = results[PANELS[panel].runs[0]]
-    return PANELS[panel].caption.format(
-        title=result.run.task.title,
-        seed="abcd".index(panel[-1]),
-        loss=initial.describe_loss(result),
-    )
+    return PANELS[panel].caption.format(title=result.run.task.title, seed="abcd".index(panel[-1]))
 
 
 def save(panel: str, results: Results, folder: Path | str) -> tuple[Path, Path]:

@@ -10,14 +10,6 @@ from equilibrate_paper.output import style
 
 _LOSS, _LOSS_LIGHT = "#1b6e3c", "#a9dcb5"
 _LEFT, _RIGHT = "#0b5394", "#e0751b"
-_WITH_L2 = (
-    "with the L2 term ½λ|θ|² (light), its half-running average (dark), and that of the "
-    "cross-entropy alone (dashed)"
-)
-_WITHOUT_L2 = (
-    "(light) and its half-running average (dark), both without the L2 term, because the records "
-    "have no |θ|²"
-)
 
 
 def draw(result: Result) -> Figure:
@@ -32,17 +24,15 @@ def draw(result: Result) -> Figure:
     figure, (loss, sides) = style.stacked((1.3, 1.7))
     epoch = result.epoch
     batch, average = _first(result, "batch_loss"), _first(result, "loss")
-    with_l2 = has_norm(result)
-    if with_l2:
-        half_decay = result.run.task.weight_decay / 2
-        loss.plot(epoch, average, color="0.5", lw=0.9, ls=(0, (2, 1)), label="cross-entropy")
-        batch = batch + half_decay * _first(result, "step_norm_square")
-        average = average + half_decay * _first(result, "norm_square")
+    half_decay = result.run.task.weight_decay / 2
+    loss.plot(epoch, average, color="0.5", lw=0.9, ls=(0, (2, 1)), label="cross-entropy")
+    batch = batch + half_decay * _first(result, "step_norm_square")
+    average = average + half_decay * _first(result, "norm_square")
     loss.plot(epoch, batch, color=_LOSS_LIGHT, lw=0.7, label=r"$f^B$")
     loss.plot(epoch, average, color=_LOSS, label=r"$\overline{f^B}$")
     loss.set_yscale("log")
-    loss.set_ylabel("loss" if with_l2 else "cross-entropy")
-    loss.legend(loc="upper right", ncols=1 if with_l2 else 2)
+    loss.set_ylabel("loss")
+    loss.legend(loc="upper right")
     left, right = _first(result, "left"), _first(result, "right")
     sides.plot(epoch, style.positive(left), color=_LEFT, label=r"$\overline{O}_L$")
     sides.plot(epoch, right, color=_RIGHT, ls=(0, (3, 1.2)), label=r"$\overline{O}_R$")
@@ -58,27 +48,6 @@ def draw(result: Result) -> Figure:
     sides.set_ylim(bottom=float(np.nanmin(right)) / 10)  # room for the legend
     style.plain_ticks(loss)
     return figure
-
-
-def has_norm(result: Result) -> bool:
-    """Return whether all rows of a run have |θ|², from which the L2 term of the loss is computed.
-
-    Args:
-        result: A run.
-    """
-    return bool(result.rows) and all("norm_square" in row for row in result.rows)
-
-
-def describe_loss(result: Result) -> str:
-    """Describe the curves of the loss, for the caption.
-
-    Args:
-        result: An initial run.
-
-    Returns:
-        What the curves are, with or without the L2 term.
-    """
-    return _WITH_L2 if has_norm(result) else _WITHOUT_L2
 
 
 def _signed(value: float) -> str:

@@ -32,8 +32,10 @@ class Panel:
 
 
 _INITIAL = (
-    "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches {loss}; "
-    "below, the two sides of FDR1, which meet once the norm of the weights no longer drifts."
+    "{title}: the approach to stationarity at η = 0.1. Above, the loss of mini-batches with the L2 "
+    "term ½λ|θ|² (light), its half-running average (dark), and that of the cross-entropy alone "
+    "(dashed); below, the two sides of FDR1, which meet once the norm of the weights no longer "
+    "drifts."
 )
 _SEQUENCE = (
     "{title}: the two sides of FDR1 after each decrease of the learning rate, left solid and right "
