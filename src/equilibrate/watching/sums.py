@@ -24,8 +24,6 @@ Optionals = Sequence[Tensor | None]
 _LONGEST = 1 << 18
 # Short enough that what one operation has read or written is still in the core's cache.
 _PIECE = 1 << 16
-_SMALL = 1 << 13
-"""Elements up to which a tensor is small, so that the host's work counts more than reading it."""
 
 
 class Sums(Protocol):
@@ -126,21 +124,8 @@ def _products(a: Tensor, b: Tensor) -> Sequence[Tensor]:
 
 
 def norms(params: Sequence[Tensor]) -> Tensor:
-    """Return N of each tensor, in float64, because it is used in differences.
-
-    On a CPU large tensors are converted piece by piece in the cache, which takes half as long as
-    torch's own norm.
-    """
-    large = params[0].device.type == "cpu" and params[0].dtype is not torch.float64
-    first = [p if not large or p.numel() <= _SMALL else p.new_empty(0) for p in params]
-    found = torch.stack(torch._foreach_norm(first, 2, torch.float64)).square()
-    scratch = torch.empty(_PIECE, dtype=torch.float64, device="cpu") if large else found
-    for i, p in enumerate(params):
-        if p is not first[i]:
-            for piece in flatten(p.detach(), p.detach())[0].split(_PIECE):
-                exact = scratch[: len(piece)].copy_(piece)
-                found[i] += exact.dot(exact)
-    return found
+    """Return N of each tensor, in float64, because it is used in differences."""
+    return torch.stack(torch._foreach_norm(list(params), 2, torch.float64)).square()
 
 
 def flatten(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
