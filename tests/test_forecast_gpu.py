@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_forecast import Naive
 from torch import nn
 
 import equilibrate as eq
@@ -85,18 +86,12 @@ def test_a_graph_is_read_in_explicit_blocks():
     with torch.cuda.graph(graph), torch.no_grad():
         p.grad.copy_(p + noise)
         p.sub_(0.1 * p.grad)
-    match, mean, count, samples = eq.solvable.exponential_match(16, 4), None, 0, []
-    b = 2 ** (-4 / match.half_life)
-    for t in range(80):
+    naive = Naive([16], every=4)
+    for _ in range(80):
         noise.normal_()
-        before = p.detach().double().cpu()
-        with forecaster.measure():
+        before = nn.Parameter(p.detach().clone())
+        with eq.measure(optimizer):
             graph.replay()
-        if t % 4 == 0:
-            count += 1
-            if mean is not None:
-                samples.append(((before - mean) @ p.grad.double().cpu()).item())
-            share = (1 - b) / (1 - b**count)
-            mean = before if mean is None else mean + share * (before - mean)
-    expected = match.factor / 2 * sum(samples[9:]) / len(samples[9:])
-    assert forecaster.forecasts()[0].gain.value == pytest.approx(expected, rel=1e-4)
+        before.grad = p.grad.clone()
+        naive.before(nn.ParameterList([before]))
+    assert forecaster.forecasts()[0].gain.value == pytest.approx(naive.gain(0, 16), rel=1e-4)

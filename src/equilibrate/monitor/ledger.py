@@ -36,7 +36,7 @@ _BLOCK = 64
 _ROWS = 1024
 """Rows of a window; its start is then rounded by less than 0.4 % of its length."""
 _NORM_PERIOD = 16
-"""Measurements for which N is taken as constant if every step is measured."""
+"""Measurements after which N is read again if every step is measured: it follows from the steps."""
 
 
 class Update(NamedTuple):
@@ -199,9 +199,10 @@ class Ledger:
         assert update is not None
         norm = self._thinned or self._measured % _NORM_PERIOD == 0
         place = len(self._entries) + 1
-        if not norm:
-            self._columns[place][NORM].copy_(self._columns[place - 1][NORM])
         self._sums.measure(self.bucket.local(), self._sum_slots[place], norm=norm)
+        if not norm:  # a single step, whose change of N is known
+            now, before = self._columns[place], self._columns[place - 1]
+            torch.sub(before[NORM], 2 * now[ALONG] + now[SQUARE], out=now[NORM])
         if self._thinned:
             self._sums.free()
         found = getattr(self._optimizer, "found_inf", None)
