@@ -13,19 +13,18 @@ sampled at the measured steps. The step form of any other optimizer is the case 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
+from equilibrate.monitor.updates import Update, update_of
 from equilibrate.watching.edits import EditWatch
 from equilibrate.watching.parameters import Bucket
-from equilibrate.watching.rates import Group, Scalar, learning_rate
+from equilibrate.watching.rates import Scalar
 from equilibrate.watching.sums import ALONG, NORM, SQUARE, choose, norms, send
 from equilibrate.watching.window import Window
 
@@ -37,14 +36,6 @@ _ROWS = 1024
 """Rows of a window; its start is then rounded by less than 0.4 % of its length."""
 _NORM_PERIOD = 16
 """Measurements after which N is read again if every step is measured: it follows from the steps."""
-
-
-class Update(NamedTuple):
-    """The relation that the steps of a group obey: FDR1 with momentum, or the step form."""
-
-    lr: Scalar
-    momentum: float = 0.0
-    dampening: float = 0.0
 
 
 class Entry(NamedTuple):
@@ -392,27 +383,6 @@ class Ledger:
         self._edits.forget()
         self._edits.every_step = state["edited"]
         self._unproven = False  # sums of another number of processes cannot be compared
-
-
-def update_of(optimizer: Optimizer, group: Group, dtype: torch.dtype) -> Update:
-    """Return the relation that the optimizer obeys for parameters of one dtype in one group.
-
-    Nesterov momentum, a dampening of 1, and parameters of half precision, which move by the
-    rounded step, are read through the step form.
-    """
-    lr = learning_rate(group)
-    exact = dtype in (torch.float32, torch.float64)
-    if not (exact and steps_as_sgd(type(optimizer))) or group["nesterov"]:
-        return Update(lr)
-    if not group["momentum"] or group["dampening"] == 1:
-        return Update(lr)
-    return Update(lr, group["momentum"], group["dampening"])
-
-
-@cache
-def steps_as_sgd(kind: type[Optimizer]) -> bool:
-    """Return whether a class of optimizers makes the steps of `torch.optim.SGD`."""
-    return issubclass(kind, SGD) and inspect.unwrap(kind.step) is inspect.unwrap(SGD.step)
 
 
 def on_device(found: Tensor, like: Tensor) -> Tensor:

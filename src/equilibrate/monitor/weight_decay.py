@@ -10,7 +10,7 @@ from functools import cache
 from torch import optim
 from torch.optim import Adam, Optimizer
 
-from equilibrate.monitor.ledger import steps_as_sgd
+from equilibrate.monitor.updates import steps_as_sgd
 from equilibrate.scale_invariance import (
     adamw_angular_step,
     adamw_relaxation,

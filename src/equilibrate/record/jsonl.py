@@ -42,7 +42,7 @@ class Record:
     rows: list[Row]
     """The rows in the order in which they were written."""
     end: dict[str, str] | None = None
-    """`status` and `time` of the end; None if the run goes on or was killed."""
+    """`status` and `time` of the end; None if the run continues or was killed."""
 
 
 class Writer:

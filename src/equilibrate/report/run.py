@@ -41,7 +41,7 @@ class Run:
         self.config = config
         self.environment = environment
         self.end: dict[str, str] | None = None
-        """`status` and `time` of the end; None if the run goes on or was killed."""
+        """`status` and `time` of the end; None if the run continues or was killed."""
         self.recorded = 0
         """Number of rows in the record."""
         self.rows = Thinned(self.MOST_ROWS)
