@@ -149,6 +149,20 @@ def test_the_length_given_now_wins_over_the_saved_one(stopped):
     assert longer.optimizer.param_groups[0]["lr"] == 0
 
 
+def test_a_decay_that_is_rolled_back_measures_again():
+    run, early = Run().train(2000), Run().train(300).state()
+    run.load(early)
+    assert not run.scheduler.is_decaying
+    run.train(100)
+    assert run.scheduler.forecaster.step == 400
+
+
+def test_a_min_lr_of_numpy_is_saved(tmp_path):
+    run = Run(min_lr=np.float32(0.01)).train(10)
+    torch.save(run.scheduler.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt")["min_lr"] == pytest.approx(0.01)
+
+
 def test_a_group_added_later_keeps_its_rate_and_tensor_rates_are_changed_in_place():
     lr = torch.tensor(0.1, dtype=torch.float64)
     run = Run(200, lrs=(lr,)).train(195)

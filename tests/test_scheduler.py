@@ -340,6 +340,25 @@ def test_monitors_and_states_of_others_are_refused():
         scheduler.load_state_dict(eq.FDRScheduler(other).state_dict())
 
 
+def test_states_of_another_kind_of_watcher_are_refused_before_anything_changes():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    monitor, forecaster = eq.Monitor(optimizer), eq.Forecaster(optimizer)
+    with pytest.raises(ValueError, match="not the state of a Monitor"):
+        monitor.load_state_dict(forecaster.state_dict())
+    with pytest.raises(ValueError, match="not the state of a Forecaster"):
+        forecaster.load_state_dict(monitor.state_dict())
+
+
+def test_groups_added_between_steps_trouble_no_rule_and_no_bound():
+    run = Balanced(rule=eq.stationarity.Stationary(), min_lr=[0.1])
+    run.train()
+    run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4))], "lr": 0.2})
+    run.scheduler.step()
+    run.train()
+    run.scheduler.step()
+    assert run.lrs() == [0.5, 0.2]
+
+
 def test_numbers_of_numpy_can_be_loaded(tmp_path):
     settings = {"threshold": np.float64(0.02), "factor": np.float32(0.5), "min_steps": np.int64(7)}
     run = Balanced(**settings)

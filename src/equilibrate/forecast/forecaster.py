@@ -159,7 +159,7 @@ class Forecaster(Watcher):
         """
         place = list(self._matches).index(self._known_one(horizon))
         self._check_model(model)
-        self._follow_parameters()
+        self.follow_parameters()
         with _kept_buffers(model):
             if not self._taken:
                 yield
@@ -335,7 +335,7 @@ class Forecaster(Watcher):
 
     def _samples(self) -> tuple[list[int], Tensor]:
         """Return at which steps samples were taken, and their totals, on the host, in order."""
-        self._follow_parameters()
+        self.follow_parameters()
         kept = min(self._taken, len(self._steps))
         parts = [tracker.samples[:kept] for tracker in self._trackers]
         total = sum(self._parameters.layout.total(parts), torch.zeros(()))

@@ -47,11 +47,8 @@ class Losses:
         Args:
             loss: A number, a tensor with one element, which is not waited for, or None.
         """
-        if self._window is None:
-            device = loss.device if isinstance(loss, Tensor) else torch.device("cpu")
-            self._window = Window(2, device, _CAPACITY)
-            pending = torch.zeros(_PENDING, dtype=torch.float64, device=device)
-            self._pending, self._slots = pending, pending.unbind(0)
+        if self._window is None or (isinstance(loss, Tensor) and loss.device != self._device):
+            self._allocate(loss.device if isinstance(loss, Tensor) else torch.device("cpu"))
         if loss is not None:
             checked, slot = check_loss(loss), self._slots[len(self._given)]
             if isinstance(checked, Tensor):
@@ -108,10 +105,17 @@ class Losses:
         self._window = None
         self.restart()
         if state is not None:
-            self.add(torch.zeros((), device=state["rows"].device))
-            self.restart()
-            assert self._window is not None
+            self._allocate(state["rows"].device).load_state_dict(state)
+
+    def _allocate(self, device: torch.device) -> Window:
+        """Keep losses on a device, those that there are included; return their window."""
+        state = self.state_dict()
+        self._device, self._window = device, Window(2, device, _CAPACITY)
+        self._pending = torch.zeros(_PENDING, dtype=torch.float64, device=device)
+        self._slots = self._pending.unbind(0)
+        if state is not None:
             self._window.load_state_dict(state)
+        return self._window
 
     def _settle(self) -> None:
         if self._window is None or not self._given:
@@ -123,7 +127,7 @@ class Losses:
         self._given = []
 
     def _shared(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return sums, counts and lengths of the window's rows, averaged over processes."""
+        """Return sums, counts and lengths of the window's rows, over all processes."""
         self._settle()
         if self._window is None:
             return np.zeros((0, 2)), np.zeros(0)

@@ -110,6 +110,8 @@ class Ledger:
             self._update = old._replace(lr=new.lr)
             return
         self._update = new
+        if old is not None and (old.momentum > 0) != (new.momentum > 0):
+            self._edits.forget()  # momentum buffers are watched, too, or no more
         if old is None or self._begun is None:
             return
         if old[1:] != new[1:]:  # other coefficients: the steps so far make up an interval
@@ -201,21 +203,21 @@ class Ledger:
             if found is None and all(p.grad is not None for p in self.bucket.params):
                 self._columns[place][POTENTIAL].copy_(self._columns[place][ALONG])
             else:  # a tensor that the step has not moved keeps its velocity
-                self._write_point(update, norm=False, column=POTENTIAL)
+                self._write_point(update, norm=False)
         sampled: Scalar = update.lr
         if found is not None:
             sampled = sampled * (on_device(found, slot) == 0).double()
         self._measured += 1
         self._note(step, made, update, sampled)
 
-    def _write_point(self, update: Update, *, norm: bool, column: int | None = None) -> None:
-        """Write N and Q where the next measurement goes; only Q if `column` says so."""
+    def _write_point(self, update: Update, *, norm: bool) -> None:
+        """Write Q, and N if `norm`, where the next measurement goes."""
         slot = self._slots[len(self._entries) + 1]
         scratch = torch.zeros_like(slot)[:, :3]
         buffers = self._buffers() if update.momentum else [None] * self.series
         self._sums.inner(self.bucket.local(), self.bucket.local_like(buffers), scratch)
         slot[:, POTENTIAL] = scratch[:, ALONG] * update.lr
-        if column is None and norm:
+        if norm:
             slot[:, NORM] = scratch[:, NORM]
 
     def _note(self, step: int, made: Scalar, update: Update, sampled: Scalar | None) -> None:

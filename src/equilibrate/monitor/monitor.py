@@ -82,6 +82,7 @@ class Monitor(Watcher):
         self._skipped: Tensor | None = None
         """Steps that gradient scaling has skipped; None if it was never seen."""
         self._ledgers: list[Ledger] = []
+        self._alignments: list[Alignments] = []
         super().__init__(optimizer, every)
         if model is not None:
             _check_names(self._optimizer, self._names)
@@ -137,7 +138,7 @@ class Monitor(Watcher):
     def read(self) -> Readings:
         """Return all that can be read, from one sum over the processes."""
         self._warn_of_unseen_changes()
-        self._follow_parameters()
+        self.follow_parameters()
         lrs = [float(lr) for lr in self._lrs] or [math.nan] * len(self._optimizer.param_groups)
         samples = [each.sums() for each in self._alignments]
         parts, samples = total(self._ledgers, self._parameters.layout, lrs, samples)
@@ -178,7 +179,7 @@ steps: it will not equilibrate in this run
         super().reset()
         for ledger in self._ledgers:
             ledger.restart()
-        for each in getattr(self, "_alignments", ()):
+        for each in self._alignments:
             each.restart()
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,7 +188,7 @@ steps: it will not equilibrate in this run
         If parameters are sharded, every process must call it. The state is the same on all of them
         and may be loaded by any number of processes, or into a model that is not sharded.
         """
-        self._follow_parameters()
+        self.follow_parameters()
         parts = [part for ledger in self._ledgers for part in ledger.state_sums()]
         samples = [each.sums() for each in self._alignments]
         sums = iter(self._parameters.layout.total([*parts, *samples]))
@@ -211,7 +212,8 @@ steps: it will not equilibrate in this run
             ValueError: If it is not the state of a monitor, that of another model, or one whose
                 parameters were spread over devices in another way.
         """
-        self._scale_invariant = state_dict.get("scale_invariant", self._scale_invariant)
+        self._check_state(state_dict)
+        self._scale_invariant = state_dict["scale_invariant"]
         self._load_counters(state_dict)
         saved = [len(ledger["begun"]) for ledger in state_dict["ledgers"]]
         if saved != (present := [ledger.series for ledger in self._ledgers]):
@@ -220,6 +222,7 @@ steps: it will not equilibrate in this run
                 f"{saved} tensors on each, this monitor has {present}; move the model first"
             )
         self._lrs = list(state_dict["lrs"])
+        self._skipped = None
         if state_dict["skipped"]:
             self._skipped = self._zero() + state_dict["skipped"]
         for ledger, saved_ledger in zip(self._ledgers, state_dict["ledgers"], strict=True):

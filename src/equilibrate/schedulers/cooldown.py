@@ -19,7 +19,7 @@ from equilibrate.forecast.losses import Losses
 from equilibrate.forecast.values import Forecast
 from equilibrate.schedulers.decision import Decision
 from equilibrate.watching.hooks import unwrap
-from equilibrate.watching.rates import lower_bounds, read_lrs, write_lrs
+from equilibrate.watching.rates import check_min_lr, lower_bounds, read_lrs, write_lrs
 
 _SHORTEST = 0.1
 """Share of the steps that the decay has at least, if nothing was decided before."""
@@ -84,15 +84,14 @@ class Cooldown(LRScheduler):
                 f"warmup_steps is {warmup_steps}, but the training has total_steps={total_steps}: "
                 "pass fewer"
             )
-        self.min_lr = min_lr
-        self._lowest = lower_bounds(optimizer, min_lr)
+        self.min_lr = check_min_lr(optimizer, min_lr)
         horizon = max(4 * _EVERY, min(_HORIZON, self.total_steps // 10))
         self.forecaster = Forecaster(optimizer, [horizon], _EVERY)
         """What forecasts the gain of a cooldown, until the decay begins."""
         self._losses = Losses()
         self._start: int | None = None
-        """Steps when the decay began, and the learning rates then."""
         self._top: tuple[float, ...] = ()
+        """Steps when the decay began, and the learning rates then."""
         self._due = self._next_check(self.warmup_steps)
         self._seen = 0, 0
         """Calls, and steps that the forecaster had seen, at the last check."""
@@ -138,7 +137,7 @@ class Cooldown(LRScheduler):
         lrs: list[Any] = []
         if self._start is not None:
             share = max(0.0, (self.total_steps - step) / (self.total_steps - self._start))
-            bounds = zip(self._top, self._lowest, strict=False)
+            bounds = zip(self._top, lower_bounds(self.optimizer, self.min_lr), strict=False)
             lrs = [share * top + (1 - share) * min(low, top) for top, low in bounds]
         elif step <= self.warmup_steps and self.warmup_steps:
             share = min(1.0, (step + 1) / self.warmup_steps)
@@ -170,7 +169,7 @@ class Cooldown(LRScheduler):
             "base_lrs": [float(lr) for lr in self.base_lrs],
             "total_steps": self.total_steps,
             "warmup_steps": self.warmup_steps,
-            "min_lr": self.min_lr if isinstance(self.min_lr, float | int) else list(self.min_lr),
+            "min_lr": self.min_lr,
             "start": self._start,
             "top": list(self._top),
             "due": self._due,
@@ -197,7 +196,6 @@ class Cooldown(LRScheduler):
         self.last_epoch, self._step_count = state_dict["last_epoch"], state_dict["step_count"]
         self._last_lr, self.base_lrs = list(state_dict["last_lr"]), list(state_dict["base_lrs"])
         self.warmup_steps, self.min_lr = state_dict["warmup_steps"], state_dict["min_lr"]
-        self._lowest = lower_bounds(self.optimizer, self.min_lr)
         self._start, self._top = state_dict["start"], tuple(state_dict["top"])
         self._due, self._seen = state_dict["due"], tuple(state_dict["seen"])
         self.last_decision = Decision.from_state_dict(state_dict["decision"])
@@ -206,7 +204,8 @@ class Cooldown(LRScheduler):
         if (forecasts := state_dict["forecaster"]) is None:
             self._stop_measuring()
         else:
-            if tuple(forecasts["horizons"]) != self.forecaster.horizons:  # of another length
+            same = tuple(forecasts["horizons"]) == self.forecaster.horizons
+            if not (same and self.forecaster.is_attached):  # of another length, or it had ended
                 self.forecaster.detach()
                 self.forecaster = Forecaster(self.optimizer, forecasts["horizons"], _EVERY)
             self.forecaster.load_state_dict(forecasts)
@@ -229,8 +228,9 @@ class Cooldown(LRScheduler):
         self._warn_of_mismatch(step)
         if self._losses.is_empty():
             self._warn(
+                "loss",
                 "no loss was handed over, without which the decay begins only when "
-                f"{_SHORTEST:.0%} of the steps are left: call scheduler.step(loss)"
+                f"{_SHORTEST:.0%} of the steps are left: call scheduler.step(loss)",
             )
         act, reason = compare(self.forecaster.forecast(), self._losses.fall(), left)
         if not act and left <= max(1, _SHORTEST * self.total_steps):
@@ -238,8 +238,6 @@ class Cooldown(LRScheduler):
         lrs = tuple(read_lrs(self.optimizer))
         if act:
             self._start, self._top = step, lrs
-            low = self.min_lr if isinstance(self.min_lr, float | int) else 0.0
-            self._lowest += (low,) * (len(lrs) - len(self._lowest))  # of groups added since
             reason += f"; the learning rate decays linearly until step {self.total_steps}"
             self._stop_measuring()
         self.last_decision = Decision(step, act, reason, lrs)
@@ -269,31 +267,35 @@ class Cooldown(LRScheduler):
         self._seen = step, self.forecaster.step
         if seen == 0:
             self._warn(
+                "unseen",
                 "no optimizer step was seen in many calls of step(): step the optimizer that the "
                 "scheduler was created with, and wrap compiled or captured steps in "
-                "`with eq.measure(optimizer):`"
+                "`with eq.measure(optimizer):`",
+                level=5,
             )
         elif not calls / 1.5 <= seen <= 1.5 * calls:
             self._warn(
+                "rate",
                 "step() is not called once after every optimizer step (at first "
                 f"{calls} times in {seen} of them), and total_steps={self.total_steps} counts "
-                "calls: call scheduler.step(loss) after every optimizer step"
+                "calls: call scheduler.step(loss) after every optimizer step",
+                level=5,
             )
 
     def _warn_of_overrun(self) -> None:
         if not any(read_lrs(self.optimizer)):
             self._warn(
+                "overrun",
                 f"the training continues after total_steps={self.total_steps}, where the learning "
                 "rate is 0: pass the number of optimizer steps of the training, not of epochs, or "
-                "a min_lr"
+                "a min_lr",
             )
 
-    def _warn(self, message: str) -> None:
-        """Warn once of each kind."""
-        kind = message[:20]
+    def _warn(self, kind: str, message: str, level: int = 4) -> None:
+        """Warn once of each kind, at the line of the user's call."""
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(message, stacklevel=5)
+            warnings.warn(message, stacklevel=level)
 
 
 def compare(forecast: Forecast, fall: Estimate, left: int) -> tuple[bool, str]:

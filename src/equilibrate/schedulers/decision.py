@@ -14,7 +14,7 @@ class Decision:
     """What a scheduler decided at one time, and why."""
 
     step: int
-    """Optimizer steps so far."""
+    """Optimizer steps so far, as the scheduler counts them."""
     lowered: bool
     """Whether the learning rate was lowered, or begins to decay here."""
     reason: str

@@ -18,7 +18,7 @@ from equilibrate.monitor.monitor import Monitor
 from equilibrate.readings import Reading, check_threshold, in_words
 from equilibrate.schedulers.decision import Decision
 from equilibrate.watching.hooks import unwrap
-from equilibrate.watching.rates import lower_bounds, read_lrs, write_lrs
+from equilibrate.watching.rates import check_min_lr, lower_bounds, read_lrs, write_lrs
 
 _IDLE = 50
 """Calls without a step after which to warn: more than most loops accumulate gradients over."""
@@ -31,7 +31,8 @@ class Rule(Protocol):
     A rule is an object with one method. If it is a dataclass, its fields are its settings, which
     are saved and restored with the scheduler. One that needs more than a reading may have a method
     `follow(monitor)`, which is called whenever `step()` is and at least `min_steps` optimizer steps
-    have passed, and after each restart; see `stationarity.Stationary`.
+    have passed, and after each restart, and methods `state_dict()` and
+    `load_state_dict(state_dict, monitor)` for what it records; see `stationarity.Stationary`.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -164,8 +165,7 @@ class FDRScheduler(LRScheduler):
         self.min_steps = check_steps("min_steps", min_steps)
         self.monitor = Monitor(optimizer) if monitor is None else _checked(monitor, optimizer)
         self.factor = float(factor)
-        self.min_lr = min_lr
-        lower_bounds(optimizer, min_lr)
+        self.min_lr = check_min_lr(optimizer, min_lr)
         self.last_decision: Decision
         """What was decided the last time that the rule was asked."""
         self.decisions: deque[Decision] = deque(maxlen=256)
@@ -232,7 +232,7 @@ class FDRScheduler(LRScheduler):
             "rule": _settings_of(self.rule),
             "of_rule": own,
             "factor": self.factor,
-            "min_lr": self.min_lr if isinstance(self.min_lr, float | int) else list(self.min_lr),
+            "min_lr": self.min_lr,
             "min_steps": self.min_steps,
             "due": [self._due, self._followed],
             "decision": self.last_decision.state_dict(),
@@ -306,7 +306,7 @@ class FDRScheduler(LRScheduler):
                 f"no optimizer step was seen in {_IDLE} calls of step(): step the optimizer that "
                 "the scheduler was created with, and wrap compiled or captured steps in "
                 "`with eq.measure(optimizer):`",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _follow(self) -> None:

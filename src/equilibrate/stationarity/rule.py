@@ -85,6 +85,7 @@ class Stationary:
         Args:
             monitor: The monitor of the scheduler.
         """
+        monitor.follow_parameters()
         if self._recorder is None or not self._recorder.fits(monitor):
             self._recorder = TraceRecorder(monitor)
         self._recorder.mark()

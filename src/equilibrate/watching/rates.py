@@ -62,15 +62,15 @@ def write_lrs(optimizer: Optimizer, lrs: Sequence[float]) -> None:
             group["lr"] = float(lr)
 
 
-def lower_bounds(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple[float, ...]:
-    """Return the lower bound on the learning rate of each group.
+def check_min_lr(optimizer: Optimizer, min_lr: float | Sequence[float]) -> float | list[float]:
+    """Check a lower bound on the learning rates.
 
     Args:
         optimizer: The optimizer.
         min_lr: One number for all groups, or one for each.
 
     Returns:
-        A number for each group.
+        The same as a float, or as a list of them.
 
     Raises:
         ValueError: If their number is wrong, or one is negative or not a number.
@@ -78,12 +78,19 @@ def lower_bounds(optimizer: Optimizer, min_lr: float | Sequence[float]) -> tuple
     groups = len(optimizer.param_groups)
     given: Any = [min_lr] * groups if isinstance(min_lr, Real) else min_lr
     try:
-        values = () if isinstance(given, str | Mapping) else tuple(map(float, given))
+        values = [] if isinstance(given, str | Mapping) else list(map(float, given))
     except (TypeError, ValueError):  # not a number, nor several
-        values = ()
+        values = []
     if len(values) != groups or not all(low >= 0 for low in values):
         raise ValueError(
             f"min_lr must be one number ≥ 0, or one for each of the {groups} parameter group(s), "
             f"got {min_lr!r}"
         )
-    return values
+    return values[0] if isinstance(min_lr, Real) else values
+
+
+def lower_bounds(optimizer: Optimizer, min_lr: float | list[float]) -> list[float]:
+    """Return the lower bound of each group: 0 for groups that were added since they were given."""
+    groups = len(optimizer.param_groups)
+    bounds = min_lr if isinstance(min_lr, list) else [min_lr] * groups
+    return [*bounds, *[0.0] * groups][:groups]

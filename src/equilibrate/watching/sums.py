@@ -35,7 +35,7 @@ class Sums(Protocol):
     def measure(self, params: Sequence[Tensor], out: Tensor, *, norm: bool) -> None:
         """Write the three sums of each parameter, in float64, into `out` of shape (tensors, 3).
 
-        d is the difference to the last `save`. N is left as it is if `norm` is false.
+        d is the difference to the last `save`. N is not defined if `norm` is false.
         """
 
     def inner(self, params: Sequence[Tensor], vectors: Optionals, out: Tensor) -> None:

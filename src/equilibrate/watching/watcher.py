@@ -46,7 +46,8 @@ class Watcher:
 
     It measures the first step after a reset and then one in each block of `every` steps, at a
     random position. Between them it only compares the settings of the parameter groups with what
-    they were. A subclass says what to do at a measured step, and when something has changed.
+    they were. A subclass says what to do at a measured step, and when something has changed; its
+    `_lay_out` and `reset` are called inside `__init__`.
 
     Args:
         optimizer: Any `torch.optim.Optimizer`, or one that accelerate has wrapped.
@@ -156,6 +157,7 @@ class Watcher:
             self._measured = True
         with _NO_GRAD:
             if self._has_changed():
+                self._calm = False  # this step is finished like one that is measured
                 self._remember_settings()
                 self._settings_changed()
             self._before(deferred)
@@ -166,7 +168,7 @@ class Watcher:
         self._known: list[tuple[int, Callable[[Any], Hashable], Hashable]] = []
         self.reset()
 
-    def _follow_parameters(self) -> None:
+    def follow_parameters(self) -> None:
         """Begin again if parameters were added or exchanged.
 
         Parameters that were only moved to another device, as some trainers do at the end of a
@@ -197,6 +199,7 @@ class Watcher:
     def _counters(self) -> dict[str, Any]:
         """Return the state that every watcher has."""
         return {
+            "kind": type(self).__name__,
             "step": self._step,
             "start": self._start,
             "next": self._next,
@@ -204,18 +207,19 @@ class Watcher:
             "fingerprint": self._parameters.fingerprint(),
         }
 
-    def _load_counters(self, state: dict[str, Any]) -> None:
-        """Restore what `_counters` returned.
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Check a state before anything is changed.
 
         Raises:
             ValueError: If it is not the state of such a watcher, or one of another model.
         """
         kind = type(self).__name__
-        if not {"fingerprint", "next"} <= set(state):
+        if state.get("kind") != kind:
             raise ValueError(
                 f"state_dict is not the state of a {kind}: it holds "
                 f"{', '.join(state) or 'nothing'}; pass what {kind.lower()}.state_dict() returned"
             )
+        self.follow_parameters()
         if state["fingerprint"] != self._parameters.fingerprint():
             raise ValueError(
                 "state_dict belongs to another model or optimizer: it was saved with "
@@ -223,6 +227,10 @@ class Watcher:
                 f"{_describe(self._parameters.fingerprint())}; load it with the model and "
                 "parameter groups it was saved with"
             )
+
+    def _load_counters(self, state: dict[str, Any]) -> None:
+        """Check a state, begin again, and restore what `_counters` returned."""
+        self._check_state(state)
         self._every = state["every"]
         self._lay_out()
         self._step, self._start, self._next = state["step"], state["start"], state["next"]
