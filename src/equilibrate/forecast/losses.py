@@ -108,7 +108,11 @@ class Losses:
             self._allocate(state["rows"].device).load_state_dict(state)
 
     def _allocate(self, device: torch.device) -> Window:
-        """Keep losses on a device, those that there are included; return their window."""
+        """Keep losses on a device, those that there are included.
+
+        Returns:
+            Their window.
+        """
         state = self.state_dict()
         self._device, self._window = device, Window(2, device, _CAPACITY)
         self._pending = torch.zeros(_PENDING, dtype=torch.float64, device=device)
