@@ -92,6 +92,8 @@ class Forecaster(Watcher):
         self._exchanged = False
         """Whether the parameters have their averaged values."""
         self._trackers: list[Tracker] = []
+        self._pending = False
+        """Whether a sample waits for the gradient of the step that is being made."""
         super().__init__(optimizer, every)
 
     @property

@@ -132,7 +132,7 @@ class Ledger:
         self._checked = measured or not self.is_calm()
         if not self._checked:
             return
-        if self._edits.is_edited(self._tensors(), step):
+        if self._edits.check_edits(self._tensors(), step):
             self._begun = None
         self._missing = self._count_missing()
         if self._unproven and self._measured and self._begun == step:
@@ -352,7 +352,7 @@ class Ledger:
         """
         rows[:, -3:] /= self.bucket.layout.processes
         interval = [-1.0] * 4
-        if self._begun is not None and not self._edits.is_edited(self._tensors(), step):
+        if self._begun is not None and not self._edits.check_edits(self._tensors(), step):
             numbers = self._begun, made - self._made, made - self._since, self._paid
             interval = [float(number) for number in numbers]
         return {

@@ -251,10 +251,11 @@ steps: it will not equilibrate in this run
 
     # Steps ------------------------------------------------------------------------------------
 
+    def _settings(self) -> tuple[str, ...]:
+        is_sgd = steps_as_sgd(type(self._optimizer))
+        return ("lr", "momentum", "dampening", "nesterov") if is_sgd else ("lr",)
+
     def _lay_out(self) -> None:
-        self._SETTINGS = ("lr",)
-        if steps_as_sgd(type(self._optimizer)):
-            self._SETTINGS = ("lr", "momentum", "dampening", "nesterov")
         super()._lay_out()
         buckets, thinned = self._parameters.buckets, self._every > 1
         self._ledgers = [Ledger(b, self._optimizer, thinned=thinned) for b in buckets]

@@ -70,12 +70,12 @@ class EditWatch:
         """Whether the counters must be read around every step."""
         self.forget()
 
-    def is_edited(self, tensors: Sequence[Tensor], step: int) -> bool:
-        """Return whether tensors were changed since the last step; call it before one.
+    def check_edits(self, tensors: Sequence[Tensor], step: int) -> bool:
+        """Return whether tensors were changed since the last step, and remember them as they are.
 
         Args:
             tensors: Parameters, and the state of the optimizer that matters.
-            step: Number of steps so far.
+            step: Number of steps so far. The next one must be told to `note_step`.
         """
         places = self._places_of(tensors)
         versions, before = _versions(tensors, distributed=self._distributed), self._after
@@ -89,7 +89,7 @@ class EditWatch:
         return edited
 
     def note_step(self, tensors: Sequence[Tensor], step: int) -> None:
-        """Note a step before which `is_edited` was called; `step` counts it."""
+        """Note a step before which `check_edits` was called; `step` counts it."""
         self._after, self._step = _versions(tensors, distributed=self._distributed), step
         if self._places is not None and len(tensors) == len(self._places):
             self._growth = self._after - self._before

@@ -54,9 +54,6 @@ class Watcher:
         every: Measure one in this many steps.
     """
 
-    _SETTINGS: tuple[str, ...] = ("lr",)
-    """Settings of a parameter group whose changes matter."""
-
     def __init__(self, optimizer: Optimizer, every: int) -> None:
         self._optimizer = unwrap(optimizer)
         self._every = check_steps("every", every)
@@ -180,10 +177,14 @@ class Watcher:
     def _remember_settings(self) -> None:
         self._known = []
         for group in self._optimizer.param_groups:
-            getter = settings_getter(group, (name for name in self._SETTINGS if name in group))
+            getter = settings_getter(group, (name for name in self._settings() if name in group))
             self._known.append((len(group["params"]), getter, getter(group)))
 
     # For subclasses ---------------------------------------------------------------------------
+
+    def _settings(self) -> tuple[str, ...]:
+        """Return the settings of a parameter group whose changes matter."""
+        return ("lr",)
 
     def _settings_changed(self) -> None:
         """Note that settings of the groups have changed before this step."""

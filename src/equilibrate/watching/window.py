@@ -36,11 +36,6 @@ class Window:
         self._lengths = array("q")
         self._dropped = 0
 
-    @property
-    def count(self) -> int:
-        """Steps since the last reset."""
-        return self._dropped + sum(self._lengths)
-
     def extend(self, rows: Tensor, lengths: Sequence[int]) -> None:
         """Append rows of sums, given the number of steps in each."""
         while lengths:
