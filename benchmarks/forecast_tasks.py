@@ -1,13 +1,15 @@
 """The models, data and optimizers that `forecast.py` trains."""
 
+import copy
 import hashlib
-import math
+import lzma
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pack_data
 import torch
 import torch.nn.functional as F
@@ -27,15 +29,17 @@ class ForecastTask:
     optimizer: Callable[..., Optimizer]
     settings: dict[str, Any]
     batch_size: int
-    times: tuple[int, ...]
-    """Steps at which branches begin."""
+    branches: dict[int, tuple[int, ...]]
+    """Lengths of the cooldowns that begin at some steps."""
     warm_up: int = 0
     """Steps over which the learning rate rises."""
-    examples: int = 10_000
+    examples: int = 4_000
     """Examples that the training loss is evaluated on."""
     shift: bool = False
     """Whether images are shifted at random, so that the model cannot learn them by heart."""
     flip: bool = False
+    large: bool = False
+    """Whether the model is compiled and trained in bfloat16, with gradients clipped at 1."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +134,11 @@ def mlp(tiny: bool) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Causal self-attention and a feed-forward layer, each after a norm."""
+    """Self-attention and a feed-forward layer, each after a norm."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -145,26 +149,60 @@ class Attention(nn.Module):
             part.view(n, length, self.heads, -1).transpose(1, 2)
             for part in self.qkv(self.norm(x)).chunk(3, -1)
         )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(mixed.transpose(1, 2).reshape(n, length, width))
         return x + self.down(F.gelu(self.up(self.second(x))))
 
 
 class Transformer(nn.Module):
-    """A byte-level language model."""
+    """A language model like GPT-2: the embedding of a token is also its row of the output."""
 
-    def __init__(self, tiny: bool, length: int = 128) -> None:
+    def __init__(self, tokens: int, length: int, width: int, heads: int, depth: int) -> None:
         super().__init__()
-        width, heads, depth = (16, 2, 1) if tiny else (192, 6, 4)
-        self.token, self.place = nn.Embedding(256, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Attention(width, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
-        for table in (self.token, self.place):
-            nn.init.normal_(table.weight, std=0.02)
+        self.token, self.place = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        blocks = [Attention(width, heads, causal=True) for _ in range(depth)]
+        self.blocks, self.norm = nn.Sequential(*blocks), nn.LayerNorm(width)
+        self.head = nn.Linear(width, tokens, bias=False)
+        self.head.weight = self.token.weight
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for block in blocks:
+            for last in (block.out, block.down):
+                nn.init.normal_(last.weight, std=0.02 / (2 * depth) ** 0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         return self.head(self.norm(self.blocks(self.token(tokens) + self.place(places))))
+
+
+class VisionTransformer(nn.Module):
+    """A classifier of images cut into patches of 4 × 4 pixels."""
+
+    def __init__(self, tiny: bool) -> None:
+        super().__init__()
+        width, heads, depth = (16, 2, 1) if tiny else (192, 3, 6)
+        self.patches = nn.Conv2d(3, width, 4, stride=4)
+        self.place = nn.Parameter(0.02 * torch.randn(64, width))
+        blocks = (Attention(width, heads, causal=False) for _ in range(depth))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.place
+        return self.head(self.norm(self.blocks(x)).mean(1))
+
+
+def byte_model(tiny: bool) -> nn.Module:
+    """A small model of bytes."""
+    return Transformer(256, 128, 16, 2, 1) if tiny else Transformer(256, 128, 192, 6, 4)
+
+
+def gpt2(tiny: bool) -> nn.Module:
+    """GPT-2 124M: 12 blocks of width 768, with as many rows for tokens as it has."""
+    return Transformer(64, 32, 16, 2, 1) if tiny else Transformer(50_304, 1024, 768, 12, 12)
 
 
 def images(name: str) -> Callable[[Path | None, bool], Data]:
@@ -200,7 +238,21 @@ def source_code(path: Path | None, tiny: bool) -> Data:
     return Data(data, data, hashlib.sha256(text[:limit]).hexdigest()[:16], length=128)
 
 
+def linux_sources(path: Path | None, tiny: bool) -> Data:
+    """Return tokens of Linux's source code, without the held-out first hundredth."""
+    length = 32 if tiny else 1024
+    if tiny:
+        tokens = torch.randint(64, (1 << 14,), generator=torch.Generator().manual_seed(0))
+        return Data(tokens, tokens, "random", length)
+    if path is None:
+        raise SystemExit("--data is missing: pass the packed tokens")
+    packed = np.frombuffer(lzma.decompress(path.read_bytes()), dtype="<u2")
+    tokens = torch.from_numpy(packed[len(packed) // 100 :].astype(np.int16))
+    return Data(tokens, tokens, hashlib.sha256(packed.tobytes()).hexdigest()[:16], length)
+
+
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+IMAGES = {800: (150, 300), 2000: (150, 500), 4000: (300, 1000)}
 TASKS = {
     "mlp": ForecastTask(
         "MLP, MNIST, SGD",
@@ -209,7 +261,7 @@ TASKS = {
         torch.optim.SGD,
         {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4},
         batch_size=100,
-        times=(800, 2400, 6000),
+        branches=IMAGES,
         shift=True,
     ),
     "batchnorm": ForecastTask(
@@ -219,7 +271,7 @@ TASKS = {
         torch.optim.SGD,
         SGD,
         batch_size=128,
-        times=(800, 2000, 5000),
+        branches=IMAGES,
         shift=True,
         flip=True,
     ),
@@ -230,20 +282,44 @@ TASKS = {
         torch.optim.SGD,
         SGD | {"lr": 0.05},
         batch_size=128,
-        times=(800, 2000, 5000),
+        branches=IMAGES,
         shift=True,
         flip=True,
     ),
     "transformer": ForecastTask(
         "Byte-level transformer, Python sources, AdamW",
-        Transformer,
+        byte_model,
         source_code,
         torch.optim.AdamW,
         {"lr": 1e-3, "weight_decay": 0.1},
         batch_size=32,
-        times=(1000, 2500, 5000),
+        branches={1000: (150, 400), 2000: (150, 500), 4000: (300, 1000)},
         warm_up=200,
         examples=2048,
+    ),
+    "vit": ForecastTask(
+        "Vision transformer, CIFAR-10, AdamW",
+        VisionTransformer,
+        images("cifar10"),
+        torch.optim.AdamW,
+        {"lr": 1e-3, "weight_decay": 0.05},
+        batch_size=128,
+        branches={1000: (150, 400), 2000: (150, 500), 4000: (300, 1000)},
+        warm_up=200,
+        shift=True,
+        flip=True,
+    ),
+    "gpt2": ForecastTask(
+        "GPT-2 124M, Linux sources, AdamW",
+        gpt2,
+        linux_sources,
+        torch.optim.AdamW,
+        {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1},
+        batch_size=32,
+        branches={700: (150, 350), 1300: (150, 400), 2000: (200, 600)},
+        warm_up=100,
+        examples=256,
+        large=True,
     ),
 }
 
@@ -263,44 +339,39 @@ class Training:
         self.device = data.inputs.device
         torch.manual_seed(seed)
         self.model = task.model(tiny).to(self.device)
-        self.optimizer = task.optimizer(self.model.parameters(), **task.settings)
+        fast = {"fused": True} if task.large and self.device.type == "cuda" else {}
+        self.optimizer = task.optimizer(self.model.parameters(), **task.settings, **fast)
         self.batch_size = min(task.batch_size, len(data) // 4)
         self.step = 0
+        self.loss = torch.compile(self._loss) if fast else self._loss
         self._epoch: tuple[int, Tensor] | None = None
         fixed = torch.Generator().manual_seed(12345)
         self._fixed = torch.randperm(len(data), generator=fixed)[: task.examples]
 
-    def train(self, lr: float) -> Tensor:
-        """Make one step and return the loss of its batch before it."""
+    def train(self, lr: float, batches: int = 1) -> Tensor:
+        """Make one step on one or several batches together; return the loss before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        inputs, targets = self._batch(self._chosen(), 1_000_003 * self.seed + self.step)
         self.optimizer.zero_grad()
-        loss = self._loss(inputs, targets)
-        loss.backward()
+        losses = []
+        for i in range(batches):
+            losses.append(self.loss(*self.batch(self.step + i * 1_000_000)))
+            (losses[-1] / batches).backward()
+        if self.task.large:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
-        return loss.detach()
+        return torch.stack(losses).mean().detach()
 
     def constant_lr(self) -> float:
         """Return the learning rate of the trunk at this step."""
         base, warm_up = self.task.settings["lr"], self.task.warm_up
         return base * min(1.0, (self.step + 1) / warm_up) if warm_up else base
 
-    def independent_gradient(self, generator: torch.Generator) -> list[Tensor]:
-        """Return the gradient of a batch that is drawn independently of all others."""
-        buffers = [b.clone() for b in self.model.buffers()]
-        chosen = torch.randint(len(self.data), (self.batch_size,), generator=generator)
-        seed = int(torch.randint(1 << 30, (1,), generator=generator))
-        loss = self._loss(*self._batch(chosen, seed))
-        gradient = torch.autograd.grad(loss, list(self.model.parameters()))
-        self._restore(buffers)
-        return list(gradient)
-
     @torch.no_grad()
-    def _restore(self, buffers: list[Tensor]) -> None:
-        for b, saved in zip(self.model.buffers(), buffers, strict=True):
-            b.copy_(saved)
+    def value(self) -> float:
+        """Return the loss on the batch of the next step."""
+        return self._mean([self.batch(self.step)])
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -309,34 +380,46 @@ class Training:
         That is with the statistics of batches of the training's size behind BatchNorm, and with
         augmentation that is always the same.
         """
+        parts = [p for p in self._fixed.split(self.batch_size) if len(p) == self.batch_size]
+        return self._mean([self._augmented(chosen, i) for i, chosen in enumerate(parts)])
+
+    def save(self) -> dict[str, Any]:
+        """Return copies of everything that training changes."""
+        state = self.optimizer.state_dict()
+        return copy.deepcopy({"model": self.model.state_dict(), "optimizer": state}) | {
+            "step": self.step
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Return to what `save` returned."""
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step = saved["step"]
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the examples of a step."""
+        per_epoch = len(self.data) // self.batch_size
+        epoch, place = divmod(step, per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            generator = torch.Generator().manual_seed(7_919 * self.seed + epoch)
+            self._epoch = epoch, torch.randperm(len(self.data), generator=generator)
+        chosen = self._epoch[1][place * self.batch_size :][: self.batch_size]
+        return self._augmented(chosen, 1_000_003 * self.seed + step)
+
+    def _mean(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         buffers = [b.clone() for b in self.model.buffers()]
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        parts = self._fixed.split(self.batch_size)
-        parts = [part for part in parts if len(part) == self.batch_size]
-        for i, chosen in enumerate(parts):
-            total += self._loss(*self._batch(chosen, i)).double()
-        self._restore(buffers)
-        return total.item() / len(parts)
+        losses = [self.loss(*batch).double() for batch in batches]
+        for b, saved in zip(self.model.buffers(), buffers, strict=True):
+            b.copy_(saved)
+        return torch.stack(losses).mean().item()
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(inputs).flatten(0, -2), targets.flatten())
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.task.large):
+            return F.cross_entropy(self.model(inputs).flatten(0, -2), targets.flatten())
 
-    def _batch(self, chosen: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def _augmented(self, chosen: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self.data.batch(chosen.to(self.device))
         generator = torch.Generator().manual_seed(seed)
         if self.task.flip:
             inputs = flipped(inputs, generator)
         return shifted(inputs, generator) if self.task.shift else inputs, targets
-
-    def _chosen(self) -> Tensor:
-        per_epoch = len(self.data) // self.batch_size
-        epoch, place = divmod(self.step, per_epoch)
-        if self._epoch is None or self._epoch[0] != epoch:
-            generator = torch.Generator().manual_seed(7_919 * self.seed + epoch)
-            self._epoch = epoch, torch.randperm(len(self.data), generator=generator)
-        return self._epoch[1][place * self.batch_size :][: self.batch_size]
-
-
-def half_life_decay(half_life: float) -> float:
-    """Return the decay per step of an average with this half-life."""
-    return math.exp(-math.log(2) / half_life)
