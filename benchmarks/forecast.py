@@ -5,8 +5,8 @@ every 50 steps, the loss of the next batch at the parameters and at running mean
 ages from 16 to 1,024 steps and with a half-life of 5 % of the steps so far. At some steps the trunk
 is branched: the same parameters, optimizer state and batches go on with a learning rate that falls
 linearly to zero over n steps; at one step also halved, lowered to a tenth, or with twice the batch.
-The training loss on fixed examples is evaluated around the beginning, around the end of n more
-steps of the trunk, and at the end of the branch.
+The loss on batches that come after the n steps is evaluated around the beginning, around the end of
+n more steps of the trunk, and at the end of the branch.
 
 The trunk knows nothing of forecasts: `forecast_table.py` computes them from the record, from what
 lies before each branch alone. Every run is a process of its own and writes one file, again after
@@ -17,10 +17,11 @@ each branch.
         [--out DIR] [--workers 12] [--minutes 9] [--tiny]
 
 A RUN is a task, a seed, and by what learning rate and batch size are multiplied: `gpt2:0`,
-`vit:3:0.5`, `mlp:1:1:4`.
+`vit:3:0.5`, `mlp:1:1:4`. Branches may be given, too, as `gpt2:1:0.5:1:700+350,1300+150+500`.
 """
 
 import argparse
+import copy
 import json
 import os
 import subprocess
@@ -44,6 +45,8 @@ GROWING = 0.05
 MEAN_EVERY, CHECK_EVERY = 4, 50
 AROUND = range(-48, 49, 16)
 """Steps around a moment whose losses are averaged while the learning rate is not zero."""
+AFTER = 64
+"""How many steps after the end of a branch the batches come that it is evaluated on."""
 
 
 class Means:
@@ -90,39 +93,37 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
         "warm_up": task.warm_up,
         "examples": len(examples),
         "data": examples.fingerprint,
+        "evaluated_on": "coming batches",
         "environment": environment(),
         "ages": [*AGES, GROWING],
         "losses": [],
         "checks": [],
-        "gradients": [],
+        "products": [],
         "evaluations": {},
         "branches": [],
     }
-    out = options.out / f"{options.run[0].replace(':', '-')}.json"
+    out = options.out / f"{'-'.join(options.run[0].split(':')[:4])}.json"
     means = Means(training)
-    forecaster = eq.Forecaster(training.optimizer, (150, 400), 16)
-    moments = {t + n for t, ns in task.branches.items() for n in (0, *ns)}
-    evaluated = {moment + k for moment in moments for k in AROUND}
+    forecaster = eq.Forecaster(training.optimizer)
+    pairs = [(t, n) for t, ns in task.branches.items() for n in ns]
     losses: list[torch.Tensor] = []
-    for step in range(max(evaluated) + 1):
-        if step in evaluated:
-            record["evaluations"][step] = round(training.evaluate(), 6)
+    for step in range(max(t + n for t, n in pairs) + max(AROUND) + 1):
+        for t, n in pairs:
+            for name, moment in (("now", t), ("staying", t + n)):
+                if step - moment in AROUND:
+                    found = record["evaluations"].setdefault(f"{t} {n}", {"now": [], "staying": []})
+                    found[name].append(round(training.evaluate(t + n + AFTER), 6))
         if step and step % CHECK_EVERY == 0:
             record["checks"].append([step, *(round(v, 6) for v in means.values(training))])
-            gains = [None if f.undefined else f.gain.value for f in forecaster.forecasts()]
-            record["gradients"].append([step, *gains])
         if step in task.branches:
-            saved = training.save()
-            forecaster.detach()
+            saved, watched = training.save(), copy.deepcopy(forecaster.state_dict())
             kinds = [("cooldown", n) for n in task.branches[step]]
             if step == sorted(task.branches)[len(task.branches) // 2] and not task.large:
                 kinds += [(kind, task.branches[step][-1]) for kind in ("half", "tenth", "batch")]
             for kind, n in kinds:
                 record["branches"].append(branch(training, saved, kind, step, n))
             training.restore(saved)
-            state = forecaster.state_dict()
-            forecaster = eq.Forecaster(training.optimizer, (150, 400), 16)
-            forecaster.load_state_dict(state)
+            forecaster.load_state_dict(watched)
             _write(out, record, losses)
             if time.time() > options.deadline:
                 break
@@ -131,6 +132,11 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
             means.update(training.step)
     else:
         record["finished"] = True
+    state = forecaster.state_dict()["products"]
+    rows = zip(state["steps"], state["ages"], state["values"], strict=True)
+    record["products"] = [
+        [step, round(age, 2), value] for step, age, (value, _) in sorted(rows) if step
+    ]
     _write(out, record, losses)
 
 
@@ -148,7 +154,7 @@ def branch(
             factor = {"half": 0.5, "tenth": 0.1, "batch": 1.0}[kind]
             training.train(base * factor, batches=2 if kind == "batch" else 1)
         if k + 1 in ends:
-            found.append(training.evaluate())
+            found.append(training.evaluate(step + n + AFTER))
     loss = sum(found) / len(found)
     print(f"{training.task.title}: step {step}, {kind} over {n} steps: {loss:.4f}", flush=True)
     return {"step": step, "kind": kind, "horizon": n, "loss": round(loss, 6)}
@@ -200,10 +206,13 @@ def main(arguments: list[str] | None = None) -> None:
     options.deadline = options.deadline or time.time() + 60 * options.minutes
     if len(options.run) == 1:
         name, seed, *factors = options.run[0].split(":")
-        lr, batch = (*map(float, factors), 1.0, 1.0)[:2]
-        task = changed(TASKS[name], lr, batch)
+        lr, batch, *branches = (*factors, "1", "1")[: max(2, len(factors))]
+        task = changed(TASKS[name], float(lr), float(batch))
+        for given in branches:
+            parts = [list(map(int, part.split("+"))) for part in given.split(",")]
+            task = replace(task, branches={t: tuple(ns) for t, *ns in parts})
         if options.tiny:
-            task = replace(task, branches={120: (24, 60)}, batch_size=8, warm_up=0, examples=32)
+            task = replace(task, branches={240: (24, 60)}, batch_size=8, warm_up=0, evaluated=3)
         torch.set_num_threads(1)
         run(task, name, int(seed), options=options)
         return

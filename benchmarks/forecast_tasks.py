@@ -33,8 +33,8 @@ class ForecastTask:
     """Lengths of the cooldowns that begin at some steps."""
     warm_up: int = 0
     """Steps over which the learning rate rises."""
-    examples: int = 4_000
-    """Examples that the training loss is evaluated on."""
+    evaluated: int = 32
+    """Batches that the loss is evaluated on."""
     shift: bool = False
     """Whether images are shifted at random, so that the model cannot learn them by heart."""
     flip: bool = False
@@ -295,7 +295,7 @@ TASKS = {
         batch_size=32,
         branches={1000: (150, 400), 2000: (150, 500), 4000: (300, 1000)},
         warm_up=200,
-        examples=2048,
+        evaluated=64,
     ),
     "vit": ForecastTask(
         "Vision transformer, CIFAR-10, AdamW",
@@ -318,7 +318,7 @@ TASKS = {
         batch_size=32,
         branches={700: (150, 350), 1300: (150, 400), 2000: (200, 600)},
         warm_up=100,
-        examples=256,
+        evaluated=8,
         large=True,
     ),
 }
@@ -345,8 +345,6 @@ class Training:
         self.step = 0
         self.loss = torch.compile(self._loss) if fast else self._loss
         self._epoch: tuple[int, Tensor] | None = None
-        fixed = torch.Generator().manual_seed(12345)
-        self._fixed = torch.randperm(len(data), generator=fixed)[: task.examples]
 
     def train(self, lr: float, batches: int = 1) -> Tensor:
         """Make one step on one or several batches together; return the loss before it."""
@@ -374,14 +372,17 @@ class Training:
         return self._mean([self.batch(self.step)])
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Return the training loss on fixed examples, as the optimizer sees it.
+    def evaluate(self, first: int) -> float:
+        """Return the loss on the batches of some coming steps, as the optimizer would see it.
 
-        That is with the statistics of batches of the training's size behind BatchNorm, and with
-        augmentation that is always the same.
+        That is with the statistics of each batch behind BatchNorm. Examples that were just trained
+        on would flatter a model that learns them by heart.
+
+        Args:
+            first: The first of these steps.
         """
-        parts = [p for p in self._fixed.split(self.batch_size) if len(p) == self.batch_size]
-        return self._mean([self._augmented(chosen, i) for i, chosen in enumerate(parts)])
+        steps = range(first, first + self.task.evaluated)
+        return self._mean([self.batch(step) for step in steps])
 
     def save(self) -> dict[str, Any]:
         """Return copies of everything that training changes."""

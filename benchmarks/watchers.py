@@ -44,11 +44,14 @@ class Monitored(Bare):
 
 
 class Forecasted(Bare):
-    """An `equilibrate.Forecaster` with its defaults, which needs no call inside the loop."""
+    """An `equilibrate.Forecaster` with its defaults, and without closures."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, every: int) -> None:
         super().__init__(model, optimizer)
         self.forecaster = eq.Forecaster(optimizer, every=every)
+
+    def after_step(self, loss: Tensor) -> None:
+        self.forecaster.update(loss)
 
     def close(self) -> None:
         self.forecaster.detach()

@@ -16,14 +16,18 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=6000, help="of each training")
 args = parser.parse_args()
 
-# Two classes with a curved boundary, and a tenth of the labels wrong.
 torch.set_num_threads(1)  # small operations are faster so
 torch.manual_seed(0)
-inputs = torch.randn(8192, 20)
-labels = (inputs[:, :10].square().sum(1) > inputs[:, 10:].square().sum(1)).long()
-labels = torch.where(torch.rand(8192) < 0.1, 1 - labels, labels)
-inputs, held_out = inputs.chunk(2)
-labels, held_out_labels = labels.chunk(2)
+
+
+def draw(count=32):
+    """Return new examples of two classes with a curved boundary, a tenth of the labels wrong."""
+    inputs = torch.randn(count, 20)
+    labels = (inputs[:, :10].norm(dim=1) > inputs[:, 10:].norm(dim=1)).long()
+    return inputs, labels ^ (torch.rand(count) < 0.1)
+
+
+held_out, held_out_labels = draw(20_000)
 
 
 def loss_of(model):
@@ -36,14 +40,14 @@ def train(schedule):
     """Train with one of the schedules, and print where it ends."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.002)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     forecaster = eq.Forecaster(optimizer)
     cosine = CosineAnnealingLR(optimizer, args.steps)
     scheduler = eq.Cooldown(optimizer, total_steps=args.steps)
     for _ in range(args.steps):
-        batch = torch.randint(4096, (32,))
+        inputs, labels = draw()
         optimizer.zero_grad()
-        loss = cross_entropy(model(inputs[batch]), labels[batch])
+        loss = cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
         if schedule == "cosine":

@@ -1,4 +1,6 @@
-"""Forecast what a cooldown would gain, then make it and compare.
+"""Forecast where two runs would end if they were cooled down now, then cool them down and compare.
+
+Their training losses are about the same, but the one with the higher learning rate is worth more.
 
 python examples/forecast.py
 """
@@ -13,47 +15,59 @@ from torch.nn.functional import cross_entropy
 import equilibrate as eq
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=6000, help="before the cooldown")
-parser.add_argument("--repeats", type=int, default=8, help="with other batches")
+parser.add_argument("--steps", type=int, default=1000, help="before the cooldown")
+parser.add_argument("--repeats", type=int, default=4, help="cooldowns with other batches")
 args = parser.parse_args()
-HORIZON = 256
 
-# Two classes with a curved boundary, and a tenth of the labels wrong.
 torch.set_num_threads(1)  # small operations are faster so
 torch.manual_seed(0)
-inputs = torch.randn(4096, 20)
-labels = (inputs[:, :10].square().sum(1) > inputs[:, 10:].square().sum(1)).long()
-labels = torch.where(torch.rand(4096) < 0.1, 1 - labels, labels)
 
 
-def train(model, optimizer, steps, lr_at=None):
-    """Train with independent batches, at the rate that `lr_at` says."""
-    for step in range(steps):
-        if lr_at is not None:
-            optimizer.param_groups[0]["lr"] = lr_at(step)
-        batch = torch.randint(4096, (32,))
-        optimizer.zero_grad()
-        cross_entropy(model(inputs[batch]), labels[batch]).backward()
-        optimizer.step()
+def draw(count=32):
+    """Return new examples of two classes with a curved boundary, a tenth of the labels wrong."""
+    inputs = torch.randn(count, 20)
+    labels = (inputs[:, :10].norm(dim=1) > inputs[:, 10:].norm(dim=1)).long()
+    return inputs, labels ^ (torch.rand(count) < 0.1)
 
 
-@torch.no_grad()
-def full_loss(model):
-    return cross_entropy(model(inputs), labels).item()
+many = draw(20_000)
 
 
-model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-forecaster = eq.Forecaster(optimizer, horizons=[HORIZON])
-train(model, optimizer, args.steps)
-print(forecaster.forecast(HORIZON))
+def loss_of(model, examples):
+    inputs, labels = examples
+    return cross_entropy(model(inputs), labels)
 
-# Was it right? Stay, and cool down, from here.
-lr = optimizer.param_groups[0]["lr"]
-gains = []
-for _ in range(args.repeats):
-    stay, cool = (copy.deepcopy((model, optimizer)) for _ in range(2))
-    train(*stay, HORIZON)
-    train(*cool, HORIZON, lambda step: lr * (1 - step / HORIZON))
-    gains.append(full_loss(stay[0]) - full_loss(cool[0]))
-print("cooling down did gain", eq.estimates.mean(torch.tensor(gains), independent=True))
+
+def make_step(model, optimizer):
+    """Make one step; return the loss of the mini-batch, and a closure that evaluates it again."""
+    examples = draw()
+    optimizer.zero_grad()
+    loss = loss_of(model, examples)
+    loss.backward()
+    optimizer.step()
+    return loss, lambda: loss_of(model, examples)
+
+
+def cool_down(model, optimizer, steps):
+    """Lower the learning rate of a copy linearly to zero, and return where its loss ends."""
+    model, optimizer = copy.deepcopy((model, optimizer))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    for _ in range(steps):
+        make_step(model, optimizer)
+        schedule.step()
+    with torch.no_grad():
+        return loss_of(model, many).item()
+
+
+for lr in (0.005, 0.1):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    forecaster = eq.Forecaster(optimizer, model)
+    for _ in range(args.steps):
+        forecaster.update(*make_step(model, optimizer))
+    forecast = forecaster.forecast(0.2)
+    print(f"lr {lr}: {forecast}")
+
+    ends = [cool_down(model, optimizer, forecast.horizon) for _ in range(args.repeats)]
+    print("  made, it ended at", eq.estimates.mean(torch.tensor(ends), independent=True))

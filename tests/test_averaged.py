@@ -3,45 +3,24 @@
 import pytest
 import torch
 from support.monitored import small_model
-from test_forecast import HORIZONS, Naive, train
+from test_forecast import train
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
 import equilibrate as eq
 
 
-def trained(steps=120, **options):
+def trained(steps=120):
     torch.manual_seed(0)
     model = small_model().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    forecaster = eq.Forecaster(optimizer, **{"horizons": HORIZONS, "every": 4} | options)
-    train(model, optimizer, steps)
+    forecaster = eq.Forecaster(optimizer, every=4)
+    train(model, optimizer, steps, forecaster=forecaster)
     return model, optimizer, forecaster
 
 
 def flat(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-@pytest.mark.parametrize("horizon", HORIZONS)
-def test_averages_are_those_of_naive_code(horizon):
-    model, _, forecaster = trained()
-    torch.manual_seed(0)
-    twin = small_model().double()
-    naive = Naive()
-    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 120, naive.before)
-    half_life = naive.matches[HORIZONS.index(horizon)].half_life
-    expected, left, last = torch.zeros_like(flat(twin)), 1.0, -naive.every
-    for step, theta in naive.seen:
-        decay = 2 ** (-(step - last) / half_life)
-        expected, left, last = decay * expected + (1 - decay) * theta, left * decay, step
-    expected = expected / (1 - left)
-    with forecaster.averaged(horizon=horizon):
-        torch.testing.assert_close(flat(model), expected)
-    assert torch.equal(flat(model), flat(twin))
-    if horizon == max(HORIZONS):  # the default
-        with forecaster.averaged():
-            torch.testing.assert_close(flat(model), expected)
 
 
 def test_training_continues_as_if_nothing_had_happened():
@@ -51,11 +30,11 @@ def test_training_continues_as_if_nothing_had_happened():
             p.zero_()  # whatever happens to the averaged values is forgotten
     with pytest.raises(KeyError, match="an evaluation that fails"), forecaster.averaged():
         raise KeyError("an evaluation that fails")
-    train(model, optimizer, 30, first=120)
+    train(model, optimizer, 30, first=120, forecaster=forecaster)
     other, optimizer, unused = trained()
-    train(other, optimizer, 30, first=120)
+    train(other, optimizer, 30, first=120, forecaster=unused)
     assert torch.equal(flat(model), flat(other))
-    assert forecaster.forecasts() == unused.forecasts()
+    assert forecaster.forecast() == unused.forecast()
 
 
 @pytest.mark.parametrize("every", [1, 16])
@@ -69,7 +48,7 @@ def test_a_monitor_measures_on_as_if_nothing_had_happened(every):
             train(model, optimizer, 11, first=first)
             if evaluates:
                 monitor.reading()
-                with forecaster.averaged(), forecaster.averaged(horizon=min(HORIZONS)):
+                with forecaster.averaged(), forecaster.averaged():
                     monitor.reading()  # does not warn
                     state = monitor.state_dict()  # as of trainers that save after an evaluation
                 monitor.reading()
@@ -87,33 +66,27 @@ def test_a_graph_from_inside_of_a_block_is_not_used_after_it():
         loss.backward()
 
 
-def noisy_quadratic(steps, drift=0.0, lr=0.1, seed=0):
-    """Forty modes of curvature 1 with noise, and a minimum that moves along."""
-    generator = torch.Generator().manual_seed(seed)
+@pytest.mark.parametrize(("drift", "best"), [(0.0, 400), (3e-3, 40)])
+def test_a_longer_average_has_less_noise_and_lags_further_behind(drift, best):
+    """On forty modes of curvature 1 with noise, whose excess loss at rest is 40·η/(4 − 2η) = 1.05,
+    and a minimum that moves along."""
+    generator = torch.Generator().manual_seed(0)
     theta = nn.Parameter(torch.zeros(40, dtype=torch.float64))
-    optimizer = torch.optim.SGD([theta], lr=lr)
-    forecaster = eq.Forecaster(optimizer, horizons=(40, 400), every=2)
-    minimum = torch.zeros(40, dtype=torch.float64)
-    for _ in range(steps):
+    optimizer = torch.optim.SGD([theta], lr=0.1)
+    forecasters = {n: eq.Forecaster(optimizer, horizon=n, every=2) for n in (40, 400)}
+    minimum, losses = torch.zeros(40, dtype=torch.float64), {}
+    for _ in range(4000):
         noise = torch.randn(40, generator=generator, dtype=torch.float64)
         theta.grad = theta.detach() - minimum + noise
         optimizer.step()
         minimum += drift
-    return theta, minimum, forecaster
-
-
-def test_a_longer_average_has_less_noise_and_lags_further_behind():
-    """On a quadratic, whose excess loss at rest is 40 · η/(4 − 2η) = 1.05."""
-    for drift, best in ((0.0, 400), (3e-3, 40)):
-        theta, minimum, forecaster = noisy_quadratic(4000, drift)
-        losses = {}
-        for horizon in forecaster.horizons:
-            with forecaster.averaged(horizon=horizon):
-                losses[horizon] = 0.5 * (theta.detach() - minimum).square().sum().item()
-        assert min(losses, key=losses.__getitem__) == best
-        # At rest the mean of half-life 97 keeps 7 % of it, with a relative deviation of √(2/40), so
-        # that 20 % are eight deviations away; that of half-life 10 keeps 42 %.
-        assert losses[best] < (0.2 if best == 400 else 0.9) * 1.05
+    for horizon, forecaster in forecasters.items():
+        with forecaster.averaged():
+            losses[horizon] = 0.5 * (theta.detach() - minimum).square().sum().item()
+    assert min(losses, key=losses.__getitem__) == best
+    # At rest the mean of half-life 96 keeps 7 % of it, with a relative deviation of √(2/40), so
+    # that 20 % are eight deviations away; that of half-life 10 keeps 42 %.
+    assert losses[best] < (0.2 if best == 400 else 0.9) * 1.05
 
 
 def test_without_a_sample_the_model_keeps_its_own_values():
@@ -135,9 +108,12 @@ def test_without_a_sample_the_model_keeps_its_own_values():
 def test_blocks_inside_of_one_another():
     model, optimizer, forecaster = trained()
     own = flat(model)
-    with forecaster.averaged(horizon=16):
+    other = eq.Forecaster(optimizer, horizon=400, every=4)
+    train(model, optimizer, 60, first=120)
+    own = flat(model)
+    with forecaster.averaged():
         outer = flat(model)
-        with forecaster.averaged(horizon=40):
+        with other.averaged():
             assert not torch.equal(flat(model), outer)
         assert torch.equal(flat(model), outer)
         with pytest.raises(RuntimeError, match="made a step inside"):
@@ -163,10 +139,10 @@ def test_a_model_of_low_precision_keeps_its_dtype():
     torch.manual_seed(0)
     model = small_model().bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    forecaster = eq.Forecaster(optimizer, horizons=(16,), every=4)
+    forecaster = eq.Forecaster(optimizer, every=4)
     train(model, optimizer, 40)
     before = flat(model)
-    with forecaster.averaged(horizon=16):
+    with forecaster.averaged():
         assert flat(model).dtype == torch.bfloat16
         assert not torch.equal(flat(model), before)
     assert torch.equal(flat(model), before)
@@ -177,7 +153,7 @@ def normalised():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    forecaster = eq.Forecaster(optimizer, horizons=(16,), every=4)
+    forecaster = eq.Forecaster(optimizer, every=4)
     inputs = torch.randn(64, 3)
     for _ in range(40):
         optimizer.zero_grad()
@@ -225,16 +201,16 @@ def move(watcher):
 
 def test_parameters_that_were_moved_at_the_end_of_a_training_can_be_averaged():
     model, optimizer, forecaster = trained()
-    before, state = forecaster.forecasts(), forecaster.state_dict()
+    before, state = forecaster.forecast(), forecaster.state_dict()
     with forecaster.averaged():
         expected = flat(model)
     move(forecaster)
     with forecaster.averaged():
         assert torch.equal(flat(model), expected)
-    assert forecaster.forecasts() == before
-    assert forecaster.state_dict()["steps"] == state["steps"]
+    assert forecaster.forecast() == before
+    assert forecaster.state_dict()["products"] == state["products"]
     train(model, optimizer, 8, first=120)  # on the other device everything begins again
-    assert len(forecaster.state_dict()["steps"]) < 4
+    assert forecaster.state_dict()["products"]["taken"] < 4
 
 
 def test_a_state_without_samples_is_loaded():
@@ -242,14 +218,12 @@ def test_a_state_without_samples_is_loaded():
     state = forecaster.state_dict()
     model, optimizer, other = trained(steps=0)
     other.load_state_dict(state)
-    train(model, optimizer, 120)
-    assert other.forecasts() == trained()[2].forecasts()
+    train(model, optimizer, 120, forecaster=other)
+    assert other.forecast() == trained()[2].forecast()
 
 
 def test_wrong_uses_are_named():
     model, optimizer, forecaster = trained(steps=0)
-    with pytest.raises(ValueError, match=r"horizon must be one of \(16, 40\), got 20"):
-        forecaster.averaged(horizon=20).__enter__()
     with pytest.raises(TypeError, match=r"model must be the torch\.nn\.Module .*, got 16"):
         forecaster.averaged(model=16).__enter__()
     with pytest.raises(ValueError, match="model has none of the optimizer's parameters"):
@@ -258,7 +232,7 @@ def test_wrong_uses_are_named():
     before = flat(model)
     with (
         pytest.raises(RuntimeError, match="made a step inside forecaster"),
-        forecaster.averaged(horizon=16),
+        forecaster.averaged(),
     ):
         train(model, optimizer, 1)
     assert torch.equal(flat(model), before)

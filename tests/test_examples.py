@@ -39,9 +39,14 @@ def test_a_landscape(example):
 
 
 def test_a_forecast(example):
-    forecast, gain = example("forecast.py", "--steps", "900", "--repeats", "2").splitlines()
-    assert forecast.startswith("a cooldown over 256 steps is worth 0.0")
-    assert gain.startswith("cooling down did gain")
+    lines = example("forecast.py", "--steps", "900", "--repeats", "2").splitlines()
+    forecasts, ends = lines[::2], [float(line.split()[4]) for line in lines[1::2]]
+    assert [line.split(" would")[0] for line in forecasts] == [
+        "lr 0.005: a cooldown over 180 steps", "lr 0.1: a cooldown over 180 steps",
+    ]  # fmt: skip
+    slow, fast = (float(line.split("end at ")[1].split()[0]) for line in forecasts)
+    assert fast < slow - 0.03
+    assert ends[1] < ends[0] - 0.03
 
 
 def test_a_cooldown(example):

@@ -55,7 +55,7 @@ class World:
                 min_steps=MIN_STEPS,
                 monitor=self.monitor,
             )
-            self.forecaster = eq.Forecaster(self.optimizer, [4 * every], every)
+            self.forecaster = eq.Forecaster(self.optimizer, every=every)
         else:
             self.scheduler = eq.Cooldown(self.optimizer, TOTAL, warmup_steps=5)
             self.forecaster = self.scheduler.forecaster
@@ -126,7 +126,7 @@ class World:
         with self.forecaster.averaged():
             averaged = [p.detach().tolist() for p in self.params]
         readings = self.monitor.read()
-        return repr((readings.whole, readings.groups, self.forecaster.forecasts(), averaged))
+        return repr((readings.whole, readings.groups, self.forecaster.forecast(), averaged))
 
 
 class Machine(RuleBasedStateMachine):

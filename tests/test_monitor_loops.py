@@ -168,7 +168,7 @@ def test_edits_through_data_are_reported(every):
 def test_an_average_of_the_weights_is_no_edit():
     loop = Loop(FORMS["plain"], 4)
     average = AveragedModel(loop.model)
-    forecaster = eq.Forecaster(loop.optimizer, horizons=[16], every=4)
+    forecaster = eq.Forecaster(loop.optimizer, every=4)
     for _ in range(24):
         loop.step()
         average.update_parameters(loop.model)

@@ -126,7 +126,7 @@ compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_measure_shows_a_compiled_step_to_all_watchers(form):
     torch._dynamo.reset()
     loop = Loop(FORMS[form], 4)
-    forecaster = eq.Forecaster(loop.optimizer, horizons=[16], every=4)
+    forecaster = eq.Forecaster(loop.optimizer, every=4)
     step = torch.compile(loop.optimizer.step, backend="eager")
 
     def measured():
@@ -135,6 +135,7 @@ def test_measure_shows_a_compiled_step_to_all_watchers(form):
 
     for _ in range(70):
         loop.step(measured)
+        forecaster.update(1.0)
     assert loop.monitor.step == forecaster.step == 70
     loop.check(1e-9)
     assert forecaster.forecast(16).undefined is None

@@ -64,7 +64,7 @@ def record(folder: Path) -> Run:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=0.005)
     monitor = eq.Monitor(optimizer, model)
     scheduler = eq.FDRScheduler(optimizer, monitor=monitor, threshold=0.02, factor=0.7)
-    forecaster = eq.Forecaster(optimizer)
+    forecaster = eq.Forecaster(optimizer, model)
     with eq.Recorder(folder / "digits-cnn", scheduler, forecaster, layers=True) as recorder:
         for epoch in range(1, EPOCHS + 1):
             total = torch.zeros(())
@@ -73,6 +73,7 @@ def record(folder: Path) -> Run:
                 loss = cross_entropy(model(images[batch]), labels[batch])
                 loss.backward()
                 optimizer.step()
+                forecaster.update(loss)
                 total += len(batch) * loss.detach()
             scheduler.step()
             recorder.record(epoch=epoch, loss=total / len(images))

@@ -1,33 +1,46 @@
-"""The benchmark of forecasts runs at tiny sizes, and its records become a table and a figure."""
+"""The benchmark of forecasts runs at tiny sizes, and its records become tables and a figure."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 
-def test_a_tiny_run_is_recorded_resumed_and_drawn(load, tmp_path):
-    forecast, figure = load("forecast"), load("forecast_figure")
-    task = replace(forecast.TASKS["mlp"], times=(64,), batch_size=8, examples=16)
-    out = tmp_path / "mlp-0.json"
-    settings = {"data": None, "out": out, "deadline": float("inf"), "every": 4, "tiny": True}
-    forecast.run(task, "mlp", 0, horizons=(16, 20), **settings)
-    record = json.loads(out.read_text())
-    (branch,) = record["branches"]
+@pytest.fixture
+def page(load, tmp_path, monkeypatch):
+    """The module that makes tables, with a page of its own."""
+    table = load("forecast_table")
+    path = tmp_path / "page.md"
+    names = ("forecast", "forecast tuned", "branches")
+    path.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in names))
+    monkeypatch.setattr(table, "PAGE", path)
+    monkeypatch.setattr(table, "FIGURE", tmp_path / "figure.png")
+    return table
+
+
+@pytest.mark.parametrize("run", ["mlp:1", "gpt2:1:0.5"])
+def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
+    load("forecast").main([run, "--tiny", "--out", str(tmp_path / "records")])
+    (path,) = (tmp_path / "records").iterdir()
+    record = json.loads(path.read_text())
     assert record["finished"]
-    assert [row["step"] for row in record["trunk"]] == [50]
-    assert set(branch["cooldown"]) == set(branch["constant"]) == {"16", "20"}
-    longer = replace(task, times=(64, 68))
-    forecast.run(longer, "mlp", 0, horizons=(16, 20), **settings)
-    branches = json.loads(out.read_text())["branches"]
-    assert branches[0] == branch  # not made again
-    assert [b["step"] for b in branches] == [64, 68]
-    found = list(figure.points(json.loads(out.read_text())))
-    assert len(found) == 4
-    assert "| MLP | 64 | 16 |" in figure.table(found)
-    figure.draw(found, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert len(record["losses"]) == 240 + 60 + 49
+    assert [len(row) for row in record["checks"]] == [1 + 1 + len(record["ages"])] * 6
+    assert {b["horizon"] for b in record["branches"]} == {24, 60}
+    page.main(["--records", str(tmp_path / "records")])
+    assert f"| {path.stem} | 240 | 60 | " in page.PAGE.read_text()
+    assert page.FIGURE.stat().st_size > 10_000
+
+
+def test_forecasts_know_nothing_of_what_comes_after(load, page, tmp_path):
+    load("forecast").main(["mlp:1", "--tiny", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "mlp-1.json").read_text())
+    before = [(b.gain, b.over, b.averaged, b.power_law) for b in page.branches("mlp-1", record)]
+    record["losses"] = record["losses"][:240] + [9.0] * 109
+    record["checks"] = [row if row[0] <= 240 else [row[0], *[9.0] * 9] for row in record["checks"]]
+    record["products"] = [row if row[0] < 240 else [*row[:2], 9.0] for row in record["products"]]
+    after = [(b.gain, b.over, b.averaged, b.power_law) for b in page.branches("mlp-1", record)]
+    assert before == after
 
 
 def test_packed_images_are_restored(load):
@@ -36,9 +49,3 @@ def test_packed_images_are_restored(load):
     for shape in [(5, 1, 28, 28), (4, 3, 32, 32)]:
         images = random.integers(0, 256, shape, dtype=np.uint8)
         assert np.array_equal(pack_data.unpack(pack_data.pack(images)), images)
-
-
-def test_a_dry_run_cannot_overwrite_measured_results(load, capsys):
-    with pytest.raises(SystemExit):
-        load("forecast").main(["--dry-run"])
-    assert "cannot overwrite measured results" in capsys.readouterr().err

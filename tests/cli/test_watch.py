@@ -31,10 +31,11 @@ def test_once_shows_everything_that_was_recorded(tmp_path, width, monkeypatch, c
     monkeypatch.setenv("COLUMNS", str(width))
     state = {"state": "norm falls"}
     layers = {f"block.{n}.weight": {"residual": (-0.5) ** n, **state} for n in range(10)}
-    forecasts = [{"horizon": 150, "gain": 0.25, "margin": 0.03}]
+    losses = {"now": 0.167, "after": 0.142, "after_margin": 0.013, "staying": 0.161}
+    forecast = {"horizon": 1500, **losses, "gain": 0.025, "gain_margin": 0.006}
     with Writer(tmp_path / "train.jsonl", config={}) as writer:
         for k in range(1, 7):
-            writer.write(row(k, layers=layers, forecasts=forecasts))
+            writer.write(row(k, layers=layers, forecast=forecast))
         writer.end()
     cli.main(["watch", "--once", str(tmp_path)])
     output = capsys.readouterr().out
@@ -45,7 +46,8 @@ def test_once_shows_everything_that_was_recorded(tmp_path, width, monkeypatch, c
         "residual L/R − 1 0.083 ± 0.020",
         "loss 0.167",
         "learning rate 0.1",
-        "cooldown of 150 steps gains 0.250 ± 0.030",
+        "a cooldown would end at 0.142 ± 0.013",
+        "forecast a cooldown over 1,500 steps would end at 0.142 ± 0.013; now 0.167, staying 0.161",
         "reason 6",
         "lowered 1 ×, last at step 399: reason 4",
         "layers by |L/R − 1|, 8 of 10",
@@ -64,7 +66,9 @@ def test_what_was_not_recorded_is_left_out_and_silence_is_said():
     run.add({"step": 10, "loss": 0.5})
     text = view(run, width=80)
     assert "loss  0.5" in text
-    assert not any(part in text for part in ("residual", "learning", "decision", "layers"))
+    assert not any(
+        part in text for part in ("residual", "learning", "cooldown", "decision", "layers")
+    )
     for age, words in ((30, "last row 30 s ago"), (300, "no new row for 5 min"), (9000, "for 2 h")):
         assert words in view(run, width=80, age=age)
     assert "\x1b[32m" in view(run, width=80, colours=True)

@@ -23,13 +23,13 @@ def training(start=0, end=400, model=None, **options):
     return Training(optimizer, model, start, end, **options)
 
 
-def steps(made, number, *bindings):
+def steps(made, number, *bindings, replay=None):
     for _ in range(number):
         for p in made.model.parameters():
             p.grad = 0.3 * p.detach() + torch.randn_like(p)
         made.optimizer.step()
         for binding in bindings:
-            binding.add_loss(torch.rand(()))
+            binding.add_loss(torch.rand(()), 1, replay)
             binding.end_step()
 
 
@@ -37,9 +37,9 @@ def steps(made, number, *bindings):
 def handed_over(monkeypatch):
     losses, step = [], eq.Cooldown.step
 
-    def noting(self, loss=None):
+    def noting(self, loss=None, closure=None):
         losses.append(loss)
-        step(self, loss)
+        step(self, loss, closure)
 
     monkeypatch.setattr(eq.Cooldown, "step", noting)
     return losses
@@ -83,7 +83,7 @@ def test_a_decision_is_reported_once():
     [
         CooldownSettings(warmup_steps=20),
         FDRSettings(min_steps=10),
-        MonitorSettings(layers=True, horizons=[64]),
+        MonitorSettings(layers=True, forecast=True),
     ],
     ids=lambda settings: type(settings).__name__,
 )
@@ -143,6 +143,51 @@ def test_evaluations_with_averaged_parameters(settings):
         assert torch.equal(made.model.weight, own)
 
 
+def differences(binding):
+    return [value for [value] in binding.forecaster.state_dict()["differences"]["values"]]
+
+
+def test_the_last_micro_batch_is_compared():
+    """The difference is that of its losses, and the loss of the step is the mean of all."""
+    made = training()
+    binding = MonitorSettings(forecast=True).attach(made)
+    for _ in range(50):
+        steps(made, 1)
+        binding.add_loss(torch.tensor(1.5), 2, lambda: pytest.fail("not the last one"))
+        binding.add_loss(torch.tensor(0.6), 2, lambda: torch.tensor(1.1))
+        binding.end_step()
+    assert differences(binding) == [pytest.approx(0.1)]
+    [first, *_] = binding.forecaster.state_dict()["losses"]["rows"]
+    assert float(first[0] / first[1]) == pytest.approx(2.1)
+
+
+def test_a_comparison_is_made_every_50_steps_only():
+    made, calls = training(), []
+    binding = MonitorSettings(forecast=True).attach(made)
+    steps(made, 160, binding, replay=lambda: calls.append(binding.forecaster.step) or 1.0)
+    assert calls == [50, 100, 150]
+
+
+@pytest.mark.parametrize("failure", [KeyError("labels"), None], ids=["raises", "no loss"])
+def test_a_training_step_that_cannot_be_evaluated_again_is_reported_once(failure):
+    made, calls = training(), []
+
+    def replay():
+        made.model.count = 1
+        calls.append(failure)
+        if failure is not None:
+            raise failure
+
+    binding = MonitorSettings(forecast=True).attach(made)
+    with pytest.warns(UserWarning, match=r"a second time \((KeyError|TypeError)") as caught:
+        steps(made, 240, binding, replay=replay)
+    assert len(caught) == len(calls) == 1
+    assert all(map(math.isnan, differences(binding)))
+    assert len(differences(binding)) == 4  # as many as on other processes
+    assert not hasattr(made.model, "count")
+    assert binding.forecaster.forecast(48).undefined is None  # from gradients
+
+
 def test_statistics_that_do_not_fit_are_reported():
     made = training(model=nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
     with pytest.warns(UserWarning, match="statistics of BatchNorm do not fit averaged"):
@@ -163,7 +208,6 @@ def test_a_monitor_alone():
     [
         (CooldownSettings(warmup_steps=-1), "warmup_steps must be"),
         (FDRSettings(factor=2), "factor must lie between 0 and 1"),
-        (MonitorSettings(horizons=[3]), "horizons .* got 3"),
     ],
 )
 def test_settings_are_checked_when_a_training_begins(settings, words):

@@ -15,6 +15,7 @@ from support.recorded import noisy_steps
 import equilibrate as eq
 from equilibrate.record import jsonl
 from equilibrate.record.jsonl import RecordError
+from equilibrate.record.observe import KEYS, forecast_of
 
 KILLS = os.environ.get("EQUILIBRATE_KILLS", "5")
 
@@ -149,14 +150,53 @@ def test_a_monitor_has_readings_and_no_decisions(tmp_path):
 
 def test_several_sources_each_offer_what_they_have(tmp_path):
     optimizer, scheduler = made()
-    forecaster = eq.Forecaster(optimizer, [64])
+    forecaster = eq.Forecaster(optimizer, horizon=64)
     with eq.Recorder(tmp_path, scheduler, forecaster) as recorder:
-        noisy_steps(optimizer, 500)
+        noisy_steps(optimizer, 500, forecaster=forecaster)
         recorder.record()
     (row,) = rows(recorder)
-    (forecast,), (found,) = forecaster.forecasts(), row["forecasts"]
-    assert (found["horizon"], found["gain"]) == (64, forecast.gain.value)
+    forecast = forecaster.forecast()
+    assert row["forecast"] == {
+        "horizon": 64,
+        "now": forecast.now.value,
+        "after": forecast.after.value,
+        "after_margin": forecast.after.margin,
+        "staying": forecast.staying.value,
+        "gain": forecast.gain.value,
+        "gain_margin": forecast.gain.margin,
+        "over_staying": forecast.over_staying.value,
+        "over_staying_margin": forecast.over_staying.margin,
+    }
     assert row["residual"] == scheduler.monitor.reading().residual
+
+
+def test_the_forecast_of_a_row_reads_as_the_forecaster_tells_it(tmp_path):
+    optimizer, _ = made()
+    forecaster = eq.Forecaster(optimizer)
+    sentences = []
+    with eq.Recorder(tmp_path, forecaster) as recorder:
+        for steps in (50, 350, 600):
+            noisy_steps(optimizer, steps, forecaster=forecaster)
+            recorder.record()
+            sentences.append(str(forecaster.forecast()))
+    found = rows(recorder)
+    assert [str(forecast_of(row)) for row in found] == sentences
+    reason = "50 of 128 steps seen at this learning rate"
+    assert found[0]["forecast"] == {"horizon": 10, "undefined": reason}
+    assert sentences[2].startswith("a cooldown over 200 steps would end at ")
+    assert forecast_of({"step": 1}) is None
+
+
+def test_every_key_of_a_row_is_reserved(tmp_path):
+    optimizer, scheduler = made(names=True)
+    forecaster = eq.Forecaster(optimizer)
+    with eq.Recorder(tmp_path, scheduler, forecaster, layers=True) as recorder:
+        noisy_steps(optimizer, 40)
+        scheduler.step()
+        recorder.record(loss=1.0)
+    (row,) = rows(recorder)
+    assert row.keys() == KEYS
+    assert all(f"`{key}`" in (eq.Recorder.__doc__ or "") for key in KEYS)
 
 
 def test_calls_between_rows_do_not_read(tmp_path, monkeypatch):

@@ -49,13 +49,19 @@ def test_a_scheduler_right_after_a_lowering_and_later():
 
 def test_a_forecaster_alone_and_beside_a_monitor():
     optimizer = torch.optim.SGD(parameters(), lr=0.1)
-    forecaster, monitor = eq.Forecaster(optimizer, [64]), eq.Monitor(optimizer)
-    noisy_steps(optimizer, 1000)
-    (forecast,) = forecaster.forecasts()
+    forecaster, monitor = eq.Forecaster(optimizer), eq.Monitor(optimizer)
+    assert eq.scalars(forecaster) == {"equilibrate/lr": 0.1}  # undefined
+    noisy_steps(optimizer, 1000, forecaster=forecaster)
+    forecast = forecaster.forecast()
     assert eq.scalars(forecaster) == {
         "equilibrate/lr": 0.1,
-        "equilibrate/forecast/gain_64": forecast.gain.value,
-        "equilibrate/forecast/gain_64_margin": forecast.gain.margin,
+        "equilibrate/forecast/after": forecast.after.value,
+        "equilibrate/forecast/after_margin": forecast.after.margin,
+        "equilibrate/forecast/now": forecast.now.value,
+        "equilibrate/forecast/staying": forecast.staying.value,
+        "equilibrate/forecast/gain": forecast.gain.value,
+        "equilibrate/forecast/gain_margin": forecast.gain.margin,
+        "equilibrate/forecast/horizon": 200,
     }
     assert eq.scalars(monitor, forecaster) == eq.scalars(monitor) | eq.scalars(forecaster)
 
@@ -118,9 +124,10 @@ def test_a_cooldown_counts_its_own_steps_and_forecasts_until_it_decays():
         if scheduler.last_epoch == 500:
             row = observe(Sources.of(scheduler))
             assert (row["step"], row["lrs"]) == (500, [0.1])
-            assert row["forecasts"][0]["horizon"] == 100
-            assert "equilibrate/forecast/gain_100" in eq.scalars(scheduler)
+            assert row["forecast"]["horizon"] == 100
+            assert eq.scalars(scheduler)["equilibrate/forecast/after"] == row["forecast"]["after"]
     assert scheduler.forecaster.step < 1000  # nothing is measured once it decays
     row = observe(Sources.of(scheduler))
     assert (row["step"], row["lrs"]) == (1000, [0.0])
+    assert "forecast" not in row
     assert eq.scalars(scheduler) == {"equilibrate/lr": 0.0}

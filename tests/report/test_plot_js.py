@@ -39,6 +39,13 @@ EXPECTED = {
     "[0, -1234567, 0.01234, -0.5, 1.5e-5, 2.34e7, null].map((v) => Plot.format(v))": [
         *("0", "−1,234,567", "0.0123", "−0.5", "1.50e−5", "23,400,000", "–"),
     ],
+    "[[0.012345, 0.0021], [97.1, 3], [-0.2, 0.3], [-0.001, 0.3]].map((v) => "
+    "Plot.plusMinus(...v))": [
+        *("0.0123 ± 0.0021", "97.1 ± 3.0", "−0.20 ± 0.30", "0.00 ± 0.30"),
+    ],
+    "[[1.5, null], [1.5, 0], [null, 1], [2, 1e-9]].map((v) => Plot.plusMinus(...v))": [
+        *("1.5", "1.5", "–", "2 ± 1.0e−9"),
+    ],
     "Plot.shortNames(['net.layers.1.weight', 'net.layers.12.bias'])": ["1.weight", "12.bias"],
     "Plot.shortNames(['0.weight', '2.bias'])": ["0.weight", "2.bias"],
     "Plot.shortNames(['weight'])": ["weight"],

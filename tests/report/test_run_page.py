@@ -23,6 +23,14 @@ INVARIANT = {
 }
 
 
+def forecast(k):
+    if k == ROWS // 2:
+        return {"horizon": 20 * k, "undefined": "40 of 128 steps seen at this learning rate"}
+    losses = {"now": 1 / k, "after": 0.9 / k, "after_margin": 0.001, "staying": 0.98 / k}
+    gains = {"gain": 0.1 / k, "gain_margin": 0.01, "over_staying": 0.08 / k}
+    return {"horizon": 20 * k, **losses, **gains, "over_staying_margin": 0.01}
+
+
 def rows():
     for k in range(1, ROWS + 1):
         residual = 2 * math.exp(-(k % 20) / 4) * (-1) ** k
@@ -56,7 +64,7 @@ def rows():
             "count": 50,
             "lrs": [lr, 0.2],
             "decisions": [decision],
-            "forecasts": [{"horizon": 150, "gain": 0.1 / k, "margin": 0.01}],
+            "forecast": forecast(k),
             "layers": layers,
             "accuracy </script>": k / ROWS,
         }
@@ -93,12 +101,31 @@ def test_facts(run):
         "Step": "6,000",
         "Epoch": "60",
         "Loss": "0.01667",
-        "L/R − 1": "2.00 ± 0.20",
         "Learning rate": "0.0125, 0.2",
         "Lowered": "3 times",
-        "Cooldown of 150 steps gains": "0.002 ± 0.010",
+        "L/R − 1": "2.00 ± 0.20",
+        "Forecast": (
+            "a cooldown over 1,200 steps would end at 0.0150 ± 0.0010; now 0.0167, staying 0.0163"
+        ),
         "Last decision": "equilibrated <at> 60",
     }
+
+
+def test_the_sentence_is_that_of_the_last_forecast():
+    """A run says why there is none, and that no later row has one if the learning rate decays."""
+    run = made([{"step": 100, "loss": 1.0}])
+    assert run.sentence is None
+    assert "Forecast" not in facts(run)
+    run.add({"step": 200, "forecast": forecast(2)})
+    assert facts(run)["Forecast"] == (
+        "a cooldown over 40 steps would end at 0.4500 ± 0.0010; now 0.5000, staying 0.4900"
+    )
+    run.add({"step": 3000, "forecast": forecast(30)})
+    why = "no forecast for a cooldown over 600 steps: 40 of 128 steps seen at this learning rate"
+    assert facts(run)["Forecast"] == why
+    for step in range(3001, 3001 + 2 * Run.MOST_ROWS):
+        run.add({"step": step})
+    assert facts(run)["Forecast"] == f"at step 3,000: {why}"
 
 
 def test_text_is_escaped(html):
@@ -119,6 +146,10 @@ def test_the_data_are_those_of_the_run(data, run):
     assert data["others"] == {"accuracy </script>": run.column("accuracy </script>")}
     assert data["layers"]["names"] == [f"block.{n}.weight" for n in range(8)]
     assert data["layers"]["x"] == data["x"]
+    assert data["forecast"]["after"][28:31] == [0.0310345, None, 0.0290323]
+    assert [data["forecast"][name][-1] for name in ("after_margin", "staying", "horizon")] == [
+        *(0.001, 0.0163333, 1200),
+    ]
 
 
 def test_a_lowering_lies_at_its_own_step_on_every_axis(data):
@@ -205,7 +236,7 @@ const press = (plot, key) => plot.dispatchEvent(
 function check(frame) {
   const d = frame.contentDocument, root = d.documentElement, found = {};
   found.fits = root.scrollWidth <= root.clientWidth;
-  found.drawn = root.dataset.drawn.split(" ").slice(0, 5).join(" ");
+  found.drawn = root.dataset.drawn;
   found.panels = d.querySelectorAll(".panel svg .curve").length;
   found.bands = d.querySelectorAll(".panel svg .band").length;
   found.dots = d.querySelectorAll("#panel-rate circle.dot").length;
@@ -219,6 +250,8 @@ function check(frame) {
   found.left = text(d, "#readout").split(" · ")[0];
   press(plot, "Home");
   found.home = text(d, "#readout").split(" · ")[0];
+  send(d.querySelector("#panel-loss .plot"), "pointermove", 0.999);
+  found.loss = d.querySelector("#tip").innerText.split("\\n").filter((line) => line);
   const layers = d.querySelector("#panel-layers .plot");
   send(layers, "pointermove", 0.999, 9);
   found.cell = d.querySelector("#tip").innerText.split("\\n").filter((line) => line);
@@ -236,6 +269,12 @@ function check(frame) {
   found.reset = !d.querySelector("#reset").disabled;
   d.querySelector("#reset").click();
   found.back = d.querySelector("#panel-loss .curve").getAttribute("d") === before;
+  const paths = [1, 2].map(() => {  // the second zoom is to what lies between two rows
+    send(plot, "pointerdown", 0.5); send(plot, "pointermove", 0.53); send(plot, "pointerup", 0.53);
+    return d.querySelector("#panel-loss .curve").getAttribute("d");
+  });
+  found.between = paths[0] !== paths[1];
+  d.querySelector("#reset").click();
   d.querySelector("#panel-loss .tools button:nth-child(2)").click();
   found.linear = d.querySelector("#panel-loss .curve").getAttribute("d") !== before;
   const axis = d.querySelector("#axis");
@@ -272,22 +311,28 @@ def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path)
     assert isinstance(both, list), both
     for found in both:
         assert found["fits"]
-        assert found["drawn"] == "sides residual loss rate gain"
-        assert found["panels"] == 2 + 1 + 1 + 2 + 1 + 1
+        assert found["drawn"] == "loss rate other-accuracy </script> sides residual layers"
+        assert found["panels"] == 3 + 2 + 1 + 2 + 1
         assert found["bands"] == 2
         assert found["dots"] == 3
         assert found["dotReason"] == "equilibrated <at> 20"
         assert found["readout"] == (
-            "step 6,000 · epoch 60 · loss 0.01667 · L/R − 1 = 2 ± 0.2 · lr 0.0125, 0.2 · "
-            "Lowered at step 5,950: equilibrated <at> 60"
+            "step 6,000 · epoch 60 · loss 0.01667 · after a cooldown 0.0150 ± 0.0010 · "
+            "L/R − 1 = 2.00 ± 0.20 · lr 0.0125, 0.2 · Lowered at step 5,950: equilibrated <at> 60"
         )
         assert found["tip"] == [
             "step 6,000, epoch 60 (1 min 58 s)",
-            "residual: 2 ± 0.2",
+            "residual: 2.00 ± 0.20",
             "window of 50 steps",
             "Lowered at step 5,950: equilibrated <at> 60",
         ]
-        assert found["cursors"] == 6
+        assert found["loss"][1:5] == [
+            "loss: 0.0167",
+            "forecast: after a cooldown: 0.0150 ± 0.0010",
+            "after staying as long: 0.0163",
+            "cooldown over 1,200 steps",
+        ]
+        assert found["cursors"] == 5
         assert (found["left"], found["home"]) == ("step 5,900", "step 100")
         assert found["cell"] == [
             "block.0.weight ⊥",
@@ -303,6 +348,7 @@ def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path)
         assert found["zoomed"]
         assert found["reset"]
         assert found["back"]
+        assert found["between"]
         assert found["linear"]
         assert found["axes"] == ["step", "epoch", "time"]
         assert "seconds" in found["units"]

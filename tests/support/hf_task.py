@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from equilibrate.integrations.transformers import CooldownCallback
+from equilibrate.integrations.transformers import CooldownCallback, MonitorCallback
 from support.leaving import leave
 
 
@@ -64,7 +64,9 @@ class Notes(TrainerCallback):
             raise RuntimeError("crash")
 
 
-def make_trainer(folder, *, epochs=8, callbacks=None, eval_dataset=None, **options):
+def make_trainer(
+    folder, *, epochs=8, callbacks=None, eval_dataset=None, model=None, kind=Trainer, **options
+):
     """Create a trainer with SGD on the small task, with as little around it as it allows."""
     settings = {
         "output_dir": str(folder),
@@ -82,8 +84,8 @@ def make_trainer(folder, *, epochs=8, callbacks=None, eval_dataset=None, **optio
         "disable_tqdm": True,
         "seed": 0,
     }
-    return Trainer(
-        model=Net(),
+    return kind(
+        model=model or Net(),
         args=TrainingArguments(**(settings | options)),
         train_dataset=Noise(),
         eval_dataset=eval_dataset,
@@ -97,14 +99,16 @@ def main(mode: str, folder: str) -> None:
     rank = int(os.environ["RANK"])
     output = Path(folder, "straight" if mode == "straight" else "killed")
     options = {"save_strategy": "steps", "save_steps": 48, "ddp_backend": "gloo"}
-    callback = CooldownCallback()
+    callback, watching = CooldownCallback(), MonitorCallback(forecast=True)
     notes = Notes(callback, 255 if mode == "killed" and rank == 0 else None, kill=True)
-    options |= {"per_device_train_batch_size": 8, "callbacks": [callback, notes]}
+    options |= {"per_device_train_batch_size": 8, "callbacks": [callback, watching, notes]}
     trainer = make_trainer(output, epochs=10, **options)
     trainer.train(resume_from_checkpoint=True if mode == "resumed" else None)
     weights = [p.detach() for p in trainer.model.parameters()]
     rows = {step: str(row) for step, row in notes.rows.items()}
-    torch.save((weights, rows), Path(folder, f"{mode}-{rank}.pt"))
+    watching.forecaster.share_losses()
+    compared = watching.forecaster.state_dict()["differences"]["values"]
+    torch.save((weights, rows, compared), Path(folder, f"{mode}-{rank}.pt"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from equilibrate.integrations.lightning import CooldownCallback
+from equilibrate.integrations.lightning import CooldownCallback, MonitorCallback
 from support.leaving import leave
 
 
@@ -110,12 +110,12 @@ def main(mode: str, folder: str) -> None:
     """Train as one of two processes: all at once, until it is killed, or from a checkpoint."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    task, callback = Task(), CooldownCallback()
+    task, callback, watching = Task(), CooldownCallback(), MonitorCallback(forecast=True)
     notes = Notes(callback, 255 if mode == "killed" and rank == 0 else None, kill=True)
     checkpoint = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_epochs=1)
     fit(
         task,
-        [callback, notes, checkpoint],
+        [callback, watching, notes, checkpoint],
         folder,
         epochs=10,
         ckpt_path=f"{folder}/step=240.ckpt" if mode == "resumed" else None,
@@ -127,7 +127,9 @@ def main(mode: str, folder: str) -> None:
     )
     weights = [p.detach() for p in task.parameters()]
     rows = {step: str(row) for step, row in notes.rows.items()}
-    torch.save((weights, rows), Path(folder, f"{mode}-{rank}.pt"))
+    watching.forecaster.share_losses()
+    compared = watching.forecaster.state_dict()["differences"]["values"]
+    torch.save((weights, rows, compared), Path(folder, f"{mode}-{rank}.pt"))
 
 
 if __name__ == "__main__":

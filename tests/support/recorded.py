@@ -21,14 +21,18 @@ from equilibrate.record import jsonl
 STEPS = 10
 
 
-def noisy_steps(optimizer, steps, generator=None):
-    """Steps of SGD on a quadratic, with noise."""
+def noisy_steps(optimizer, steps, generator=None, forecaster=None):
+    """Steps of SGD on a quadratic, with noise; a forecaster is told their losses."""
     for _ in range(steps):
+        loss = torch.zeros(())
         for group in optimizer.param_groups:
             for p in group["params"]:
-                noise = torch.randn(p.shape, generator=generator)
-                p.grad = 0.3 * (p.detach() - 1) + noise
+                away = p.detach() - 1
+                p.grad = 0.3 * away + torch.randn(p.shape, generator=generator)
+                loss += 0.15 * away.square().sum()
         optimizer.step()
+        if forecaster is not None:
+            forecaster.update(loss)
 
 
 def train(

@@ -16,8 +16,9 @@ from support.sharded import (
     optimizer_for,
     parallel_of_data,
     train,
-    without_collectives,
 )
+
+HORIZON = 10
 
 
 def part_of(strategy):
@@ -26,32 +27,50 @@ def part_of(strategy):
     return {"parts": parts, "part": dist.get_rank() * parts // dist.get_world_size()}
 
 
+def told(forecaster):
+    """Return what hands a loss over after each step: it falls, and differs between processes."""
+    rank = dist.get_rank() if dist.is_initialized() else 1.5
+
+    def after_step():
+        step = forecaster.step
+        forecaster.update(3 - 0.01 * step + 0.05 * (step % 3) * rank, lambda: 2.8)
+
+    return after_step
+
+
 def forecasts(strategy, steps):
     """Forecasts of a distributed model, before and after its state was loaded, and averages."""
     model = STRATEGIES[strategy](network())
     optimizer = optimizer_for(model, "momentum")
-    forecaster = eq.Forecaster(optimizer, [4], every=1)
+    forecaster = eq.Forecaster(optimizer, every=1)
     plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
-    train(model, optimizer, steps, replicated=plain, **part_of(strategy))
-    found = forecaster.forecasts()
+    train(
+        model,
+        optimizer,
+        steps,
+        replicated=plain,
+        after_step=told(forecaster),
+        **part_of(strategy),
+    )
+    found = forecaster.forecast(HORIZON)
     with forecaster.averaged():
         params = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         # A copy: the full tensor of a replicated one is the parameter itself.
         whole = [(p.full_tensor() if isinstance(p, DTensor) else p).clone() for p in params]
-    other = eq.Forecaster(optimizer, [4], every=1)
+    other = eq.Forecaster(optimizer, every=1)
     other.load_state_dict(forecaster.state_dict())
-    return found, other.forecasts(), whole
+    return found, other.forecast(HORIZON), whole
 
 
 def single_forecasts(steps):
     """Forecasts of a single process, and its averages."""
     model = network()
     optimizer = optimizer_for(model, "momentum")
-    forecaster = eq.Forecaster(optimizer, [4], every=1)
-    train(model, optimizer, steps)
+    forecaster = eq.Forecaster(optimizer, every=1)
+    train(model, optimizer, steps, after_step=told(forecaster))
     with forecaster.averaged():
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        return forecaster.forecasts(), [p.detach().clone() for p in params]
+        return forecaster.forecast(HORIZON), [p.detach().clone() for p in params]
 
 
 def averaged_in_mid_interval(strategy, steps):
@@ -60,7 +79,7 @@ def averaged_in_mid_interval(strategy, steps):
     def run(*, averages):
         model = STRATEGIES[strategy](network())
         optimizer = optimizer_for(model, "momentum")
-        forecaster = eq.Forecaster(optimizer, [16], every=4)
+        forecaster = eq.Forecaster(optimizer, every=4)
         monitor = eq.Monitor(optimizer, model, every=4)
         for first in range(0, steps, 5):
             train(model, optimizer, 5, first=first, **part_of(strategy))
@@ -73,12 +92,19 @@ def averaged_in_mid_interval(strategy, steps):
 
 
 def data_parallel(steps):
-    """Forecasts of data parallel processes, without collectives."""
+    """Forecasts of data parallel processes."""
     wrapped = DistributedDataParallel(network())
     optimizer = optimizer_for(wrapped.module, "momentum")
-    forecaster = eq.Forecaster(optimizer, [4], every=1)
-    train(wrapped, optimizer, steps, parts=4, part=dist.get_rank())
-    return without_collectives(forecaster.forecasts)
+    forecaster = eq.Forecaster(optimizer, every=1)
+    train(
+        wrapped,
+        optimizer,
+        steps,
+        parts=4,
+        part=dist.get_rank(),
+        after_step=told(forecaster),
+    )
+    return forecaster.forecast(HORIZON)
 
 
 def shared_losses(steps):
@@ -91,4 +117,4 @@ def shared_losses(steps):
         optimizer.step()
         scheduler.step(torch.tensor(float(step * dist.get_rank())))
     scheduler.share_losses()
-    return scheduler.state_dict()["losses"]["rows"][:steps, 0].tolist()
+    return scheduler.state_dict()["forecaster"]["losses"]["rows"][:steps, 0].tolist()

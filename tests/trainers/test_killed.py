@@ -21,13 +21,15 @@ def test_a_killed_run_resumes_under_ddp(module, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     ends = {}
     for rank in (0, 1):
-        weights, rows = torch.load(tmp_path / f"straight-{rank}.pt")
-        again, new_rows = torch.load(tmp_path / f"resumed-{rank}.pt")
+        weights, rows, compared = torch.load(tmp_path / f"straight-{rank}.pt")
+        again, new_rows, also = torch.load(tmp_path / f"resumed-{rank}.pt")
         assert all(map(torch.equal, weights, again))
         assert new_rows == {step: rows[step] for step in range(BEGIN, 400)}
         assert "lowered=False" in rows[BEGIN]
         assert "lowered=True" in rows[399]  # losses of both processes, before and after the kill
-        assert "more constant steps" in rows[399]
-        ends[rank] = weights, rows
+        assert "would end at" in rows[399]
+        assert len(compared) == 8
+        assert compared == also  # the loss at averaged parameters, on both processes
+        ends[rank] = weights, rows, compared
     assert all(map(torch.equal, ends[0][0], ends[1][0]))
-    assert ends[0][1] == ends[1][1]  # both processes came to the same decisions
+    assert ends[0][1:] == ends[1][1:]  # both processes came to the same decisions

@@ -2,15 +2,19 @@
 
 import csv
 import importlib
+import math
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from support.lightning_task import Both, Notes, Task, fit, loader
 from torch.optim.lr_scheduler import CosineAnnealingLR
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 
 import equilibrate as eq
 from equilibrate.integrations.lightning import CooldownCallback, FDRCallback, MonitorCallback
@@ -56,7 +60,12 @@ def loop(epochs, micro_batches, **settings):
                 lrs.append(optimizer.param_groups[0]["lr"])
                 optimizer.step()
                 optimizer.zero_grad()
-                scheduler.step(losses[0] if micro_batches == 1 else torch.stack(losses).mean())
+                mean = torch.stack(losses).double().mean()
+
+                def again(rest=mean - losses[-1], inputs=inputs, targets=targets):
+                    return rest + torch.nn.functional.mse_loss(task.net(inputs), targets)
+
+                scheduler.step(mean, again)
                 losses = []
     return task, scheduler, lrs
 
@@ -90,10 +99,10 @@ def test_a_longer_training_keeps_cooling_down_until_its_end(tmp_path):
     fit(Task(), [CooldownCallback(), saving], tmp_path, epochs=5, **options)
     callback, saving = CooldownCallback(), ModelCheckpoint(tmp_path)
     notes = Notes(callback)
-    options["ckpt_path"] = tmp_path / "step=160.ckpt"
+    options["ckpt_path"] = tmp_path / "step=120.ckpt"
     with pytest.warns(UserWarning, match="total_steps=200; total_steps=240 of this"):
         fit(Task(), [callback, notes, saving], tmp_path, epochs=6, **options)
-    assert notes.rows[215][0] == 0.05
+    assert notes.rows[161][0] == 0.05
     assert callback.scheduler.get_last_lr() == [0.0]
 
 
@@ -172,12 +181,11 @@ def test_it_decides_what_a_scheduler_attached_by_hand_decides(tmp_path):
 def test_watching_changes_no_bit(kind, tmp_path):
     alone, watched = kind(), kind()
     fit(alone, [], tmp_path, epochs=2)
-    callback = MonitorCallback(layers=True, horizons=[64])
+    callback = MonitorCallback(layers=True)
     trainer = fit(watched, [callback], tmp_path, epochs=2)
     assert all(map(torch.equal, weights(alone), weights(watched)))
-    assert callback.scheduler is None
+    assert callback.scheduler is callback.forecaster is None
     assert callback.monitor.step == 80
-    assert callback.forecaster.horizons == (64,)
     for name, _ in watched.named_parameters():
         assert f"equilibrate_layers/{name}/residual" in trainer.callback_metrics
 
@@ -212,6 +220,143 @@ def test_the_readings_are_of_the_steps_that_were_made(options, tmp_path):
         for end in range(reading.count + 1, reading.step + 1)
     ]
     assert min(abs(fall - reading.difference) for fall in falls) < 1e-4 * reading.right
+
+
+# Training steps that are evaluated again ------------------------------------------------------
+
+EVALUATIONS = []
+"""Whether each one had gradients, and the dtype of its outputs."""
+
+
+class Delicate(Task):
+    """A training step that leaves traces wherever one can."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3)]
+        self.net = torch.nn.Sequential(*layers, torch.nn.Linear(8, 1))
+        self.target = torch.nn.Linear(5, 8).requires_grad_(False)
+        self.error = MeanSquaredError()
+        self.errors = MetricCollection([MeanSquaredError(), MeanAbsoluteError()])
+        self.calls, self.noises = 0, {"all": []}
+        self.generator = torch.Generator().manual_seed(0)
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        noise = random.random() + np.random.rand()  # noqa: NPY002
+        noise += torch.rand((), generator=self.generator).item()
+        outputs = self.net(inputs + 0.01 * noise)
+        EVALUATIONS.append((torch.is_grad_enabled(), outputs.dtype))
+        for slow, fast in zip(self.target.parameters(), self.net[0].parameters(), strict=True):
+            slow.data = 0.9 * slow.data + 0.1 * fast.data
+        self.calls += 1
+        self.noises["all"].append(noise)
+        self.error(outputs.detach(), targets)
+        self.log("calls", float(self.calls), on_step=True)
+        self.log("error", self.error, on_step=True, on_epoch=True)
+        self.log_dict(self.errors(outputs.detach(), targets), on_epoch=True)
+        if self.logger is not None:
+            self.logger.experiment.log_metrics({"calls by hand": self.calls})
+        loss = torch.nn.functional.mse_loss(outputs, targets)
+        return {"loss": loss + self.target(inputs).square().mean()}
+
+    def configure_optimizers(self):
+        params = [p for p in self.parameters() if p.requires_grad]
+        return torch.optim.SGD(params, lr=0.05, momentum=0.5)
+
+
+def everything(callback, folder, **options):
+    """Train; return all that the training has left behind."""
+    task, logger = Delicate(), CSVLogger(folder)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    settings = {"epochs": 4, "logger": logger, "log_every_n_steps": 1} | options
+    fit(task, [] if callback is None else [callback], folder, **settings)
+    with open(f"{logger.log_dir}/metrics.csv", newline="") as file:
+        table = [
+            {k: v for k, v in row.items() if v and "equilibrate" not in k}
+            for row in csv.DictReader(file)
+        ]
+    randoms = random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
+    left = task.calls, task.noises, task.generator.get_state().tolist(), randoms
+    grads = [p.grad.tolist() for p in task.net.parameters()]
+    return task.state_dict(), [row for row in table if row.keys() - {"step"}], left, grads
+
+
+def compared(forecaster):
+    return forecaster.state_dict()["differences"]["values"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"precision": "bf16-mixed", "accumulate_grad_batches": 2, "epochs": 8}],
+    ids=lambda options: ", ".join(options),
+)
+def test_evaluating_again_changes_nothing(options, tmp_path):
+    EVALUATIONS.clear()
+    state, *left = everything(None, tmp_path / "alone", **options)
+    alone = EVALUATIONS.copy()
+    EVALUATIONS.clear()
+    callback = MonitorCallback(forecast=True)
+    again, *same = everything(callback, tmp_path / "watched", **options)
+    assert state.keys() == again.keys()
+    assert all(torch.equal(state[name], again[name]) for name in state)
+    assert same == left
+    assert [made for made in EVALUATIONS if made[0]] == alone
+    [evaluation] = {made for made in EVALUATIONS if not made[0]}
+    assert evaluation[1] == alone[0][1]
+    found = compared(callback.forecaster)
+    assert len(found) == len(EVALUATIONS) - len(alone) == 3
+    assert all(0 < abs(difference) < math.inf for [difference] in found)
+
+
+def test_a_cooldown_evaluates_until_it_decays(tmp_path):
+    EVALUATIONS.clear()
+    everything(CooldownCallback(), tmp_path, epochs=5)
+    assert len(EVALUATIONS) == 203  # at steps 50, 100 and 150 of 200
+
+
+class Penalized(Task):
+    """Needs gradients in its training step."""
+
+    def training_step(self, batch, batch_idx):
+        inputs = batch[0].requires_grad_()
+        [slope] = torch.autograd.grad(self.net(inputs).sum(), inputs, create_graph=True)
+        return super().training_step(batch, batch_idx) + 0.01 * slope.square().mean()
+
+
+class ManualWithLoss(Manual):
+    """Makes its steps itself, and returns its loss."""
+
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        return {"loss": torch.nn.functional.mse_loss(self.net(batch[0]), batch[1]).detach()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Penalized, r"a second time \(RuntimeError: .*does not require grad"),
+        (ManualWithLoss, r"a second time \(ValueError: with manual optimization"),
+    ],
+)
+def test_a_training_step_that_cannot_be_evaluated_again(kind, words, tmp_path):
+    alone, task, callback = kind(), kind(), MonitorCallback(forecast=True)
+    fit(alone, [], tmp_path, epochs=6)
+    with pytest.warns(UserWarning, match=words) as caught:
+        fit(task, [callback], tmp_path, epochs=6)
+    assert len([one for one in caught if "a second time" in str(one.message)]) == 1
+    assert all(map(torch.equal, weights(alone), weights(task)))
+    assert callback.forecaster.forecast(48).undefined is None  # from gradients
+
+
+def test_forecasts_are_logged(tmp_path):
+    callback = MonitorCallback(forecast=True)
+    trainer = fit(Task(), [callback], tmp_path, epochs=6)
+    made = callback.forecaster.forecast()
+    assert trainer.callback_metrics["equilibrate/forecast/after"] == made.after.value
+    assert made.horizon == 48
 
 
 # Averaged parameters --------------------------------------------------------------------------
@@ -257,7 +402,7 @@ def test_a_cooldown_is_validated_with_averages_until_it_decays(tmp_path):
     fit(task, [callback], tmp_path, epochs=5, data=Both())
     fit(alone, [CooldownCallback()], tmp_path, epochs=5, data=Both())
     for epoch, (ours, theirs) in enumerate(zip(task.seen, alone.seen, strict=True)):
-        assert any(map(torch.equal, ours, theirs)) is (epoch == 4)  # the last tenth: it decays
+        assert any(map(torch.equal, ours, theirs)) is (epoch >= 3)  # the last fifth: it decays
 
 
 def test_a_validation_that_fails_leaves_the_model_its_own_parameters(tmp_path):
@@ -300,7 +445,7 @@ KINDS = {
     "cooldown": lambda: CooldownCallback(warmup_steps=20),
     "threshold": lambda: FDRCallback(threshold=0.5, factor=0.7, min_steps=20),
     "stationary": lambda: FDRCallback(rule=eq.stationarity.Stationary(), min_steps=40),
-    "watching": lambda: MonitorCallback(horizons=[64]),
+    "watching": lambda: MonitorCallback(forecast=True),
 }
 
 

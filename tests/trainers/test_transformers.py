@@ -1,14 +1,19 @@
 """The callbacks for Hugging Face, in its own Trainer."""
 
+import math
+import random
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.hf_task import Noise, Notes, make_trainer
+from support.hf_task import Net, Noise, Notes, make_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.lr_scheduler import LinearLR
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 import equilibrate as eq
 from equilibrate.integrations.transformers import CooldownCallback, FDRCallback, MonitorCallback
@@ -67,9 +72,9 @@ def test_a_cooldown_takes_length_and_warm_up_from_the_trainer(kind, tmp_path):
 def test_a_cooldown_gets_the_losses_that_the_trainer_logs(micro_batches, tmp_path, monkeypatch):
     losses, step = [], eq.Cooldown.step
 
-    def noting(self, loss=None):
+    def noting(self, loss=None, closure=None):
         losses.append(loss)
-        step(self, loss)
+        step(self, loss, closure)
 
     monkeypatch.setattr(eq.Cooldown, "step", noting)
     options = {"logging_strategy": "steps", "logging_steps": 1}
@@ -91,10 +96,10 @@ def test_a_second_training_has_a_cooldown_of_its_own(tmp_path):
 
 def test_a_longer_training_keeps_cooling_down_until_its_end(tmp_path):
     train(tmp_path, CooldownCallback(), epochs=5, save_strategy="epoch")
-    callback, path = CooldownCallback(), str(tmp_path / "checkpoint-160")
+    callback, path = CooldownCallback(), str(tmp_path / "checkpoint-120")
     with pytest.warns(UserWarning, match="total_steps=200; total_steps=240 of this"):
         _, rows = train(tmp_path, callback, resume=path, epochs=6)
-    assert rows[215][0] == 0.05
+    assert rows[161][0] == 0.05
     assert set(callback.scheduler.get_last_lr()) == {0.0}
 
 
@@ -161,11 +166,10 @@ def test_watching_changes_no_bit(tmp_path):
     options = {"epochs": 3, "lr_scheduler_type": "cosine", "warmup_steps": 10}
     options |= {"logging_strategy": "steps", "logging_steps": 20}
     alone, _ = train(tmp_path, **options)
-    callback = MonitorCallback(layers=True, horizons=[64])
+    callback = MonitorCallback(layers=True)
     watched, _ = train(tmp_path, callback, **options)
     assert all(map(torch.equal, weights(alone), weights(watched)))
-    assert callback.scheduler is None
-    assert callback.forecaster.horizons == (64,)
+    assert callback.scheduler is callback.forecaster is None
     for name, _ in watched.model.named_parameters():
         assert f"equilibrate_layers/{name}/residual" in watched.state.log_history[-3]
 
@@ -194,6 +198,128 @@ def test_the_readings_are_of_the_steps_that_were_made(options, tmp_path):
         for end in range(reading.count + 1, reading.step + 1)
     ]
     assert min(abs(fall - reading.difference) for fall in falls) < 1e-4 * reading.right
+
+
+# Training steps that are evaluated again ------------------------------------------------------
+
+EVALUATIONS = []
+"""Whether each one had gradients, and the dtype of its outputs."""
+
+
+class Delicate(Net):
+    """Has dropout, and statistics of BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.insert(1, torch.nn.BatchNorm1d(8))
+
+
+class DelicateTrainer(Trainer):
+    """Computes a loss that leaves traces wherever one can."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls, self.noises = 0, {"train": []}
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        noise = random.random() + np.random.rand()  # noqa: NPY002
+        inputs["inputs"] = inputs["inputs"] + 0.01 * noise
+        outputs = model(**inputs)
+        EVALUATIONS.append((torch.is_grad_enabled(), outputs["logits"].dtype))
+        self.calls += 1
+        self.noises["train"].append(noise)
+        self.log({"noise": noise})
+        return outputs["loss"]
+
+
+def compared(forecaster):
+    return [value for [value] in forecaster.state_dict()["differences"]["values"]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bf16": True, "gradient_accumulation_steps": 2, "epochs": 8}],
+    ids=lambda options: ", ".join(options),
+)
+def test_evaluating_again_changes_nothing(options, tmp_path):
+    settings = {"epochs": 4, "logging_strategy": "steps", "logging_steps": 1} | options
+    found = []
+    for callback in (None, MonitorCallback(forecast=True)):
+        EVALUATIONS.clear()
+        task = {"model": Delicate(), "kind": DelicateTrainer}
+        trainer, _ = train(tmp_path, callback, **task, **settings)
+        history = [
+            (row["step"], *(row.get(name) for name in ("loss", "noise", "learning_rate")))
+            for row in trainer.state.log_history
+            if "loss" in row or "noise" in row
+        ]
+        randoms = random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
+        left = trainer.calls, trainer.noises, history, randoms
+        found.append((trainer.model.state_dict(), left, EVALUATIONS.copy()))
+    (state, left, alone), (again, same, evaluations) = found
+    assert all(torch.equal(state[name], again[name]) for name in state)
+    assert same == left
+    assert [made for made in evaluations if made[0]] == alone
+    [evaluation] = {made for made in evaluations if not made[0]}
+    assert evaluation[1] == alone[0][1]
+    differences = compared(callback.forecaster)
+    assert len(differences) == len(evaluations) - len(alone) == 3
+    assert all(0 < abs(difference) < math.inf for difference in differences)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["divided", "scaled by its items"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_the_same_loss_is_compared(micro_batches, scaled, tmp_path, monkeypatch):
+    """If parameters are not exchanged, nothing but dropout and the last step makes a difference."""
+
+    class Scaled(Trainer):
+        def compute_loss(self, model, inputs, num_items_in_batch=None, **kwargs):
+            loss = super().compute_loss(model, inputs, **kwargs)
+            return loss * len(inputs["labels"]) / num_items_in_batch if scaled else loss
+
+        def get_batch_samples(self, *args, **kwargs):
+            batches, _ = super().get_batch_samples(*args, **kwargs)
+            return batches, sum(len(batch["labels"]) for batch in batches)
+
+    monkeypatch.setattr(eq.Forecaster, "_exchange", lambda self: nullcontext())
+    model, callback = Net(), MonitorCallback(forecast=True)
+    model.net[2] = torch.nn.Identity()
+    settings = {"model": model, "kind": Scaled, "epochs": 12, "learning_rate": 1e-9}
+    trainer = make_trainer(
+        tmp_path, callbacks=[callback], gradient_accumulation_steps=micro_batches, **settings
+    )
+    trainer.model_accepts_loss_kwargs = scaled
+    trainer.train()
+    found = compared(callback.forecaster)
+    assert len(found) >= 3
+    assert found == pytest.approx([0] * len(found), abs=1e-5)
+
+
+def test_a_training_step_that_cannot_be_evaluated_again(tmp_path):
+    class Popping(Trainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            return super().training_step(model, {"inputs": inputs.pop("inputs"), **inputs}, *args)
+
+    alone, _ = train(tmp_path, epochs=6)
+    callback = MonitorCallback(forecast=True)
+    with pytest.warns(UserWarning, match=r"a second time \(KeyError: 'inputs'\)") as caught:
+        trainer, _ = train(tmp_path, callback, epochs=6, kind=Popping)
+    assert len([one for one in caught if "a second time" in str(one.message)]) == 1
+    assert all(map(torch.equal, weights(alone), weights(trainer)))
+    assert callback.forecaster.forecast(48).undefined is None  # from gradients
+
+
+def test_each_of_two_callbacks_evaluates_by_itself(tmp_path):
+    found = []
+    for more in ([], [MonitorCallback(forecast=True)]):
+        EVALUATIONS.clear()
+        callback = MonitorCallback(forecast=True)
+        task = {"model": Delicate(), "kind": DelicateTrainer, "callbacks": more}
+        train(tmp_path, callback, epochs=4, **task)
+        callbacks = [callback, *more]
+        found += [(compared(c.forecaster), c.forecaster.forecast(40)) for c in callbacks]
+        assert len(EVALUATIONS) == 160 + 3 * len(callbacks)
+    assert found[0] == found[1] == found[2]
 
 
 # Averaged parameters --------------------------------------------------------------------------
@@ -285,12 +411,35 @@ def test_a_lowering_is_logged_when_it_happens(tmp_path):
     assert row["equilibrate/residual"] == decision.reading.residual
 
 
+@pytest.mark.parametrize("disable_tqdm", [False, True])
+def test_a_decision_is_printed_as_a_sentence(disable_tqdm, tmp_path, capsys):
+    trainer, _ = train(tmp_path, CooldownCallback(), epochs=5, disable_tqdm=disable_tqdm)
+    printed = capsys.readouterr().out
+    [line] = [line for line in printed.splitlines() if "equilibrate" in line]
+    assert re.fullmatch(
+        r"equilibrate: step 160, lr 0.05: decaying over the last 40 steps would end at \S+ ± \S+, "
+        "beginning later no lower; the learning rate decays linearly until step 200",
+        line.strip(),
+    )
+    [row] = [row for row in trainer.state.log_history if "equilibrate/lr" in row]
+    assert row["step"] == 160
+
+
+def test_forecasts_are_logged(tmp_path):
+    options = {"logging_strategy": "steps", "logging_steps": 120}
+    trainer, _ = train(tmp_path, callback := MonitorCallback(forecast=True), epochs=6, **options)
+    [*_, row] = [row for row in trainer.state.log_history if "equilibrate/lr" in row]
+    made = callback.forecaster.forecast()
+    assert row["equilibrate/forecast/after"] == made.after.value
+    assert made.horizon == 48
+
+
 # Checkpoints ----------------------------------------------------------------------------------
 
 KINDS = {
     "cooldown": lambda **options: CooldownCallback(warmup_steps=20, **options),
     "threshold": lambda: FDRCallback(threshold=1.0, factor=0.7, min_steps=20),
-    "watching": lambda: MonitorCallback(horizons=[64]),
+    "watching": lambda: MonitorCallback(forecast=True),
 }
 SAVING = {
     "after each epoch": {"save_strategy": "epoch"},

@@ -1,11 +1,10 @@
-"""What a cooldown of the learning rate would gain now, from gradients and averaged parameters."""
+"""What a run would be worth after a cooldown, from a training loop at a constant learning rate."""
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,59 +12,64 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from equilibrate import estimates
-from equilibrate._arguments import check_steps
+from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
-from equilibrate.forecast.match import exponential_match
-from equilibrate.forecast.tracker import Tracker
+from equilibrate.forecast.losses import Losses, check_loss
+from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes
+from equilibrate.forecast.tracker import SampleLog, Tracker
 from equilibrate.forecast.values import Forecast
-from equilibrate.watching.edits import exchanged
+from equilibrate.watching.edits import exchanged, kept_buffers
 from equilibrate.watching.rates import Scalar, learning_rate
-from equilibrate.watching.sharding import distribute_like, local
+from equilibrate.watching.sharding import distribute_like, local, over_processes
 from equilibrate.watching.watcher import Watcher
 
-_WINDOW = 8
-"""Horizons that are averaged over at most."""
+_PRODUCTS, _DIFFERENCES = 1024, 256
+"""Samples that are kept."""
+_BETWEEN = 50
+"""Steps between two comparisons. A forward pass is a third of a step, so they take 0.7 % of the
+time."""
+_HALF_LIFE = 0.05
+"""Half-life of the mean in units of the steps so far. It is then 7 % of these steps old, which fits
+a cooldown over a fifth of them."""
 _FEWEST = 8
-"""Samples without which there is no error bar."""
+"""Samples without which there is no forecast."""
 _TOLERANCE = 0.2
 """By which share learning rates may differ and still count as the same."""
+_LR_POWER = math.log(KEPT) / math.log(0.5)
+"""Power of the mean learning rate with which progress slows down: that of a linear cooldown, whose
+mean is a half, keeps two thirds of it."""
 
 
 class Forecaster(Watcher):
-    r"""Forecasts what a cooldown would gain, from a training loop, without a forward pass.
+    r"""Forecasts where a run would end after a cooldown, while its learning rate is constant.
 
-    At one in `every` steps, before it is made, it samples
-
-        E = c/2 · (θ_t − m_t)·g_t
-
-    with the parameters θ, the mini-batch gradient g and an exponential mean m of the parameters at
-    earlier samples. The mean's half-life and the factor c are chosen such that on a quadratic ⟨E⟩
-    is what a linear cooldown of the learning rate to zero over a horizon of steps gains (see
-    `forecast.match`). No assumption is made on the optimizer: θ_t does not depend on
-    the batch of g_t. Samples are averaged over the later half of the steps since the last reset or
-    change of a learning rate by more than 20 %, but over no more than eight horizons, and not over
-    the first one.
+    Call `update(loss)` after every optimizer step. The forecaster keeps one running mean m of the
+    parameters. At one in `every` steps it samples (θ − m)·g with the parameters θ and the gradient
+    g of the mini-batch, which tells how much of the loss is noise that a cooldown would remove. If
+    `update` is also given a closure that evaluates the loss of the mini-batch, it compares the
+    losses at the parameters and at their mean every 50 steps, which tells it better. From the
+    losses it tells how the training goes on. `forecast.outcome` has the formulas.
 
     A forecaster only adds hooks to the optimizer: training is bit-identical with and without it,
-    and no step waits for the device. It keeps one copy of the parameters for each horizon, in
-    single precision if theirs is lower. The hooks hold no reference to the forecaster: keep it in a
-    variable. If parameters are sharded, `forecasts` and `state_dict` are collective: call them on
-    every process.
+    and no step waits for the device. It keeps one copy of the parameters, in single precision if
+    theirs is lower. The hooks hold no reference to the forecaster: keep it in a variable. If there
+    are several processes, `forecast` and `state_dict` are collective: call them on every process.
 
     The gradient is the one in `p.grad`: clipped if you clip it, averaged over the processes of
-    DDP, accumulated over micro-batches, divided by the scale of a `GradScaler`. Weight decay that
-    the optimizer adds is not part of it, so the gain is one of the loss that you compute, without
-    an L2 term.
+    DDP, accumulated over micro-batches, divided by the scale of a `GradScaler`.
 
     Args:
         optimizer: Any `torch.optim.Optimizer`, or one that accelerate has wrapped.
-        horizons: Lengths of the cooldowns to forecast, in steps, each at least 4·`every`.
+        model: The model, whose buffers, such as the statistics of BatchNorm, get their values back
+            after a comparison.
+        horizon: Length of the cooldown that the mean is made for, in steps. By default it grows
+            with the training, to a fifth of the steps so far. Forecasts can be asked for any
+            length; those near this one are the most certain.
         every: Take a sample at one in this many steps.
 
     Raises:
-        TypeError: If `optimizer` is not an optimizer.
-        ValueError: If a number is out of range.
+        TypeError: If `optimizer` is not an optimizer, or `model` is not a module.
+        ValueError: If a number is out of range, or `model` has none of the parameters.
 
     Example:
         >>> import torch
@@ -74,73 +78,121 @@ class Forecaster(Watcher):
         >>> forecaster = Forecaster(optimizer)
         >>> theta.grad = torch.tensor([1.0, 0.0])
         >>> optimizer.step()
+        >>> forecaster.update(loss=0.5)
         >>> print(forecaster.forecast(400))
-        no forecast for a cooldown over 400 steps: 1 of 528 steps seen at this learning rate
+        no forecast for a cooldown over 400 steps: 1 of 128 steps seen at this learning rate
     """
 
     def __init__(
-        self, optimizer: Optimizer, horizons: Sequence[int] = (150, 400), every: int = 16
+        self,
+        optimizer: Optimizer,
+        model: nn.Module | None = None,
+        horizon: int | None = None,
+        every: int = 16,
     ) -> None:
-        every = check_steps("every", every)
-        if isinstance(horizons, str) or not isinstance(horizons, Iterable):
-            raise ValueError(f"horizons must be a sequence, got {horizons!r}: pass ({horizons},)")
-        name = f"each of horizons (4 × every = {4 * every} steps or more)"
-        chosen = [check_steps(name, horizon, least=4 * every) for horizon in horizons]
-        if not chosen:
-            raise ValueError("horizons is empty: pass lengths of cooldowns, such as (150, 400)")
-        self._matches = {horizon: exponential_match(horizon, every) for horizon in chosen}
+        self._horizon = None if horizon is None else check_steps("horizon", horizon)
+        self._model = model
         self._exchanged = False
         """Whether the parameters have their averaged values."""
         self._trackers: list[Tracker] = []
         self._pending = False
         """Whether a sample waits for the gradient of the step that is being made."""
+        self._losses = Losses()
+        self._products = SampleLog(_PRODUCTS)
+        self._compared = SampleLog(_DIFFERENCES)
         super().__init__(optimizer, every)
+        self._check_model(model)
 
     @property
-    def horizons(self) -> tuple[int, ...]:
-        """Lengths of the cooldowns that are forecast, in steps."""
-        return tuple(self._matches)
+    def model(self) -> nn.Module | None:
+        """The model whose buffers are restored after a comparison."""
+        return self._model
 
-    def forecast(self, horizon: int | None = None) -> Forecast:
-        """Return what a cooldown over a number of steps would gain.
+    @property
+    def horizon(self) -> int:
+        """Length of the cooldown that the mean is made for, in steps."""
+        return self._horizon or max(1, self.since_reset // 5)
 
-        Like `forecasts` it waits for the device, and is collective.
+    def update(self, loss: float | Tensor | None, closure: Callable[[], Any] | None = None) -> None:
+        """Note the loss of a step, after it, and compare it with that of the mean now and then.
 
         Args:
-            horizon: One of `horizons`, by default the longest.
+            loss: The training loss of the step: a number, or a tensor, which is not waited for.
+            closure: Returns the loss of the same mini-batch, as it was computed for `loss` but
+                without `backward`. It is called every 50 steps, without gradients, while the
+                parameters have their averaged values. Buffers of the `model` and the state of
+                random generators are restored. Under distributed training every process must pass
+                it.
         """
-        return dict(zip(self.horizons, self.forecasts(), strict=True))[self._known_one(horizon)]
+        self._losses.add(loss)
+        if closure is not None and loss is not None and self._step >= self._due and self._taken:
+            self._compare(check_loss(loss), closure)
 
-    def forecasts(self) -> tuple[Forecast, ...]:
-        """Return a forecast for each horizon.
+    def forecast(self, horizon: float | None = None) -> Forecast:
+        """Return where the run would end after a cooldown.
 
-        It waits for the device, so ask once in a while, not at every step.
+        It waits for the device, so ask once in a while, not at every step. If there are several
+        processes, all of them must call it.
+
+        Args:
+            horizon: Length of the cooldown, in steps, or below 1 as a share of the steps so far; by
+                default the one that the mean is made for.
         """
-        steps, samples = self._samples()
-        return tuple(
-            self._forecast(horizon, steps, samples[:, [i, -1]])
-            for i, horizon in enumerate(self._matches)
+        steps = self._length(horizon)
+        found = self.outcomes(steps)
+        if isinstance(found, str):
+            return Forecast(steps, self._step, found)
+        return Forecast(
+            steps,
+            self._step,
+            now=found.loss(0, 0),
+            after=found.loss(KEPT, 1),
+            staying=found.loss(1, 0),
+            gain=found.gain(KEPT, 1),
+            over_staying=found.gain(KEPT, 1, than=(1, 0)),
+            noise=found.noise,
         )
 
+    def what_if(self, steps: int, *, lr: float = 1.0, batch: float = 1.0) -> Estimate:
+        """Return the loss after some more steps with another learning rate and batch size.
+
+        The noise is proportional to the learning rate and inversely proportional to the batch size.
+
+        Args:
+            steps: Number of steps.
+            lr: By what the learning rate is multiplied, at most 1.
+            batch: By what the batch size is multiplied.
+
+        Returns:
+            The loss; nan, with the reason as its `method`, if there is no forecast.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        if not lies_between(lr, 0, 1 + 1e-9):
+            raise ValueError(f"lr must lie between 0 and 1, got {lr!r}: a higher one is not known")
+        if not lies_between(batch, 0, math.inf):
+            raise ValueError(f"batch must be a positive number, got {batch!r}")
+        found = self.outcomes(check_steps("steps", steps))
+        if isinstance(found, str):
+            return Estimate(math.nan, math.nan, method=found)
+        return found.loss(lr**_LR_POWER, 1 - lr / batch)
+
     @contextmanager
-    def averaged(
-        self, model: nn.Module | None = None, horizon: int | None = None
-    ) -> Iterator[None]:
+    def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
         """Give the parameters their averaged values for a block, to evaluate or to save a model.
 
         Averaging removes the noise that a cooldown would remove, at any time of a training and
-        without lowering the learning rate. The averages are the means m that the forecasts are made
-        with. Before the first sample, and in the decay of a `Cooldown`, the parameters keep their
-        own values. A step of the optimizer inside the block raises a `RuntimeError`.
+        without lowering the learning rate. Before the first step, and in the decay of a `Cooldown`,
+        the parameters keep their own values, and so they do after they were not finite. A step of
+        the optimizer inside the block raises a `RuntimeError`.
 
         The running statistics of BatchNorm do not fit the averaged parameters: pass the model, and
         compute them again inside the block, with `torch.optim.swa_utils.update_bn`.
 
         Args:
             model: A model whose buffers, such as the statistics of BatchNorm, get their values back
-                after the block.
-            horizon: Which average to use, one of `horizons`, by default the longest. A longer one
-                has less noise and lags further behind the progress of the training.
+                after the block; by default that of the forecaster.
 
         Yields:
             None.
@@ -149,105 +201,91 @@ class Forecaster(Watcher):
             >>> import torch
             >>> theta = torch.nn.Parameter(torch.ones(2))
             >>> optimizer = torch.optim.SGD([theta], lr=0.5)
-            >>> forecaster = Forecaster(optimizer, horizons=[4], every=1)
+            >>> forecaster = Forecaster(optimizer, every=1)
             >>> for _ in range(3):
             ...     theta.grad = torch.ones(2)
             ...     optimizer.step()
             >>> with forecaster.averaged():
             ...     print(f"{theta[0]:.2f}")
-            0.21
+            0.29
             >>> print(f"{theta[0]:.2f}")
             -0.50
         """
-        place = list(self._matches).index(self._known_one(horizon))
         self._check_model(model)
         self.follow_parameters()
-        with _kept_buffers(model):
-            if not self._taken:
-                yield
-                return
-            outer, self._exchanged = self._exchanged, True
-            try:
-                with exchanged(self._parameters.params, self._means()[place]):
-                    yield
-            finally:
-                self._exchanged = outer
+        self._begin_again_if_not_finite()
+        with kept_buffers(model or self._model), self._exchange():
+            yield
+
+    def share_losses(self) -> None:
+        """Give all processes the same losses, so that the state of one is right for all.
+
+        A checkpoint that one process writes otherwise holds its own losses since the last forecast,
+        and its own comparisons. Every process must call it.
+        """
+        self._losses.share()
+        own = self._differences.cpu()
+        if (total := over_processes(own)) is not own:
+            self._differences.copy_(total / over_processes(torch.ones(())))
 
     def reset(self) -> None:
-        """Forget everything measured so far, means included. The step counter keeps running."""
+        """Forget everything measured so far, the mean included. The step counter keeps running."""
         super().reset()
-        self._taken = 0
-        """Samples taken since the reset, of which the last ones are kept."""
-        self._products = [1.0] * len(self._matches)
-        """Weight that each mean has not given to any sample yet."""
-        self._last_sample = self._step - self._every
-        for tracker in self._trackers:
-            tracker.free()
+        self._forget_mean()
+        self._losses.restart()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers and tensors that `torch.load` reads by default.
 
-        It holds the means, which are as large as the parameters for each horizon and distributed as
-        these are. As in the state of an optimizer they are not copied: to return to a state later
-        without saving it, keep a `copy.deepcopy` of it. If parameters are sharded, every process
-        must call it.
+        It holds the mean, which is as large as the parameters and distributed as these are. As in
+        the state of an optimizer it is not copied: to return to a state later without saving it,
+        keep a `copy.deepcopy` of it. If parameters are sharded, every process must call it.
         """
-        steps, samples = self._samples()
         return {
             **self._counters(),
-            "horizons": list(self._matches),
-            "taken": self._taken,
-            "products": list(self._products),
+            "horizon": self._horizon,
+            "unseen": self._unseen,
+            "age": self._age,
             "last_sample": self._last_sample,
+            "due": self._due,
             # Lists: tensors must have the same shape at any time to be loaded.
-            "steps": steps,
-            "samples": samples.tolist(),
+            "products": self._products.state_dict(self._totals()),
+            "differences": self._compared.state_dict(self._differences[:, None]),
+            "losses": self._losses.state_dict(),
             "rates": [[step, *map(float, lrs)] for step, lrs in self._rates],
-            "means": self._means(),
+            "mean": self._mean(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned.
-
-        Raises:
-            ValueError: If it is not the state of a forecaster, or one of another model or with
-                other settings.
-        """
-        saved = tuple(state_dict.get("horizons", ())), state_dict.get("every")
-        if "horizons" in state_dict and saved != (self.horizons, self._every):
-            raise ValueError(
-                f"state_dict was saved with horizons {saved[0]} and every={saved[1]}, this "
-                f"forecaster has {self.horizons} and every={self._every}: create it with the same"
-            )
+        """Restore a state that `state_dict` returned."""
         self._load_counters(state_dict)
-        self._taken, self._products = state_dict["taken"], list(state_dict["products"])
+        self._horizon, self._due = state_dict["horizon"], state_dict["due"]
+        self._unseen, self._age = state_dict["unseen"], state_dict["age"]
         self._last_sample = state_dict["last_sample"]
         self._rates = deque((int(step), list(lrs)) for step, *lrs in state_dict["rates"])
         with torch.no_grad():
-            for mean, saved_mean in zip(self._means(), state_dict["means"], strict=True):
-                for m, s in zip(mean, saved_mean, strict=True):
-                    local(m).copy_(local(s))
-        steps, rows = state_dict["steps"], len(self._steps)
-        places = [(self._taken - len(steps) + i) % rows for i in range(len(steps))]
+            for mean, saved in zip(self._mean(), state_dict["mean"], strict=True):
+                local(mean).copy_(local(saved))
         # All of them in one place: only their total is ever used.
         first = self._trackers[0].samples
-        processes = self._parameters.layout.processes
-        for place, step, sample in zip(places, steps, state_dict["samples"], strict=True):
-            self._steps[place] = step
-            first[place] = first.new_tensor(sample) / processes
+        rows = self._products.load_state_dict(state_dict["products"], width=2)
+        first.copy_(first.new_tensor(rows) / self._parameters.layout.processes)
+        rows = self._compared.load_state_dict(state_dict["differences"], width=1)
+        self._differences = torch.tensor(rows, dtype=torch.float64)[:, 0].to(first.device)
+        self._losses.load_state_dict(state_dict["losses"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs; hooks are not copied with an optimizer."""
         return {
             "optimizer": self._optimizer,
-            "horizons": self.horizons,
+            "model": self._model,
             "every": self._every,
             "state_dict": self.state_dict(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach the copy to its own optimizer."""
-        self.__init__(state["optimizer"], state["horizons"], state["every"])
+        self.__init__(state["optimizer"], state["model"], every=state["every"])
         self.load_state_dict(state["state_dict"])
 
     # Steps ------------------------------------------------------------------------------------
@@ -270,23 +308,18 @@ class Forecaster(Watcher):
 
     def _lay_out(self) -> None:
         super()._lay_out()
-        longest = _WINDOW * max(self._matches)
-        rows = -(-longest // self._every) + 2  # one in each block, the first step of a window
         buckets = self._parameters.buckets
         self._trackers = [
-            Tracker(bucket, self._optimizer, len(self._matches), rows, 1 / len(buckets))
-            for bucket in buckets
+            Tracker(bucket, self._optimizer, 1, _PRODUCTS, 1 / len(buckets)) for bucket in buckets
         ]
-        self._steps = array("q", [0] * rows)
-        self._rates: deque[tuple[int, list[Scalar]]] = deque()
+        device = self._trackers[0].samples.device
+        self._differences = torch.zeros(_DIFFERENCES, dtype=torch.float64, device=device)
+        self._rates: deque[tuple[int, list[Scalar]]] = deque(maxlen=_PRODUCTS)
         """The learning rates at the steps where they changed."""
 
     def _settings_changed(self) -> None:
         lrs = [learning_rate(group) for group in self._optimizer.param_groups]
         self._rates.append((self._step, lrs))
-        span = self._step - _WINDOW * max(self._matches)
-        while len(self._rates) > 1 and self._rates[1][0] <= span:
-            self._rates.popleft()
 
     def _before(self, deferred: bool) -> None:
         self._pending = self._measured
@@ -302,25 +335,71 @@ class Forecaster(Watcher):
         self._calm = True
 
     def _sample(self, step: int) -> None:
-        """Sample all buckets at a step, counted from 0."""
+        """Sample all buckets at a step, counted from 0, and move the mean."""
         self._pending = False
         gap, self._last_sample = step - self._last_sample, step
-        shares = []
-        for i, match in enumerate(self._matches.values()):
-            # Unbiased from the first sample on, which has the whole weight.
-            decay = 2 ** (-(gap if self._taken else self._every) / match.half_life)
-            self._products[i] *= decay
-            shares.append((1 - decay) / (1 - self._products[i]))
-        row = self._taken % len(self._steps)
+        half_life = 0.24 * self._horizon if self._horizon else _HALF_LIFE * (step - self._start)
+        decay = 2 ** (-gap / max(half_life, self._every))
+        self._unseen *= decay
+        share = (1 - decay) / (1 - self._unseen)  # unbiased: the first sample has all the weight
+        row = self._products.add(step, self._age + gap if self._taken else math.inf)
         for tracker in self._trackers:
-            tracker.measure(row, shares)
-        self._steps[row] = step
-        self._taken += 1
+            tracker.measure(row, [share])
+        self._age = (1 - share) * (self._age + gap)
+
+    @property
+    def _taken(self) -> int:
+        """Samples taken since the reset."""
+        return self._products.taken
+
+    def _forget_mean(self) -> None:
+        self._products.clear()
+        self._compared.clear()
+        self._unseen, self._age = 1.0, 0.0
+        """Weight that the mean has not given to any sample yet; the mean age of its parameters."""
+        self._last_sample = self._step - self._every
+        self._due = self._step + _BETWEEN
+        """Step of the next comparison."""
+        for tracker in self._trackers:
+            tracker.free()
+
+    @torch.no_grad()
+    def _compare(self, loss: float | Tensor, closure: Callable[[], Any]) -> None:
+        """Compare the loss at the parameters with that at their mean."""
+        self._due = self._step + max(_BETWEEN, self.since_reset // _DIFFERENCES)
+        self.follow_parameters()
+        devices = {p.device for p in self._parameters.params if p.device.type != "cpu"}
+        kind = next(iter(devices)).type if devices else "cuda"
+        with (
+            torch.random.fork_rng(list(devices), device_type=kind),
+            kept_buffers(self._model),
+            self._exchange(),
+        ):
+            value = check_loss(closure())
+        row = self._compared.add(self._step, self._age + self._step - self._last_sample)
+        own, mean = (
+            torch.as_tensor(number).detach().reshape(()).to(self._differences, non_blocking=True)
+            for number in (loss, value)
+        )
+        torch.sub(own, mean, out=self._differences[row])
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Give the parameters their averaged values for a block, if there are any."""
+        if not self._taken:
+            yield
+            return
+        outer, self._exchanged = self._exchanged, True
+        try:
+            with exchanged(self._parameters.params, self._mean()):
+                yield
+        finally:
+            self._exchanged = outer
 
     # Forecasts --------------------------------------------------------------------------------
 
     def constant_since(self) -> int:
-        """Return the step since which means and learning rates are those of the present.
+        """Return the step since which the learning rates are those of the present.
 
         Learning rates may have differed by up to 20 % from what they are now. It waits for rates
         that are tensors on a device.
@@ -335,59 +414,68 @@ class Forecaster(Watcher):
             since = step
         return max(self._start, since)
 
-    def _samples(self) -> tuple[list[int], Tensor]:
-        """Return at which steps samples were taken, and their totals, on the host, in order."""
-        self.follow_parameters()
-        kept = min(self._taken, len(self._steps))
-        parts = [tracker.samples[:kept] for tracker in self._trackers]
-        total = sum(self._parameters.layout.total(parts), torch.zeros(()))
-        first = self._taken % kept if kept else 0
-        steps = self._steps[:kept].tolist()
-        return steps[first:] + steps[:first], total.roll(-first, 0)
-
-    def _forecast(self, horizon: int, steps: Sequence[int], samples: Tensor) -> Forecast:
-        """Return the forecast of one horizon.
+    def outcomes(self, horizon: int) -> Outcomes | str:
+        """Return what is known of the next steps, or why nothing is; see `forecast`.
 
         Args:
-            horizon: Length of the cooldown.
-            steps: At which step each sample was taken.
-            samples: (θ − m)·g of each, and whether the step was made.
+            horizon: Number of steps.
         """
+        self.follow_parameters()
+        products, differences = self._totals(), over_processes(self._differences.cpu())
+        ago, losses, counts = self._losses.blocks()
+        if self._begin_again_if_not_finite():
+            return "parameters or gradients were not finite, so the averages begin again"
+        since = self.constant_since()
+        if (seen := self._step - since) < (needed := _FEWEST * self._every):
+            return f"{seen} of {needed} steps seen at this learning rate"
+        inside = ago < seen
+        made = products[:, 1] > 0.5
+        values = torch.where(made, products[:, 0], math.nan).numpy()
+        processes = over_processes(torch.ones(())).item()
+        history = History(
+            self._step,
+            self._step - ago[inside],
+            losses[inside],
+            counts[inside],
+            self._products.samples(values, since),
+            self._compared.samples(differences.numpy() / processes, since),
+        )
+        found = outcomes(history, horizon)
+        if found == "no loss was handed over":
+            return f"{found}: call forecaster.update(loss) after every optimizer step"
+        return found
 
-        def none(reason: str) -> Forecast:
-            return Forecast(horizon, Estimate(math.nan, math.nan), self._step, reason)
+    def _length(self, horizon: float | None) -> int:
+        """Return a number of steps, given as such or as a share of the steps so far."""
+        if horizon is None:
+            return self.horizon
+        if lies_between(horizon, 0, 1):
+            return max(1, round(horizon * self.since_reset))
+        return check_steps("horizon, if it is not a share below 1,", horizon)
 
-        every, start = self._every, self.constant_since()
-        seen = self._step - start
-        if seen < (needed := max(horizon + _FEWEST * every, 2 * _FEWEST * every)):
-            return none(f"{seen} of {needed} steps seen at this learning rate")
-        first = start + max(horizon, seen // 2, seen - _WINDOW * horizon)
-        chosen = samples[[i for i, step in enumerate(steps) if step >= first]]
-        values = self._matches[horizon].factor / 2 * chosen[chosen[:, 1] > 0.5, 0]
-        if len(values) < _FEWEST - 1:  # of random positions one may lie outside
-            return none("gradient scaling has skipped almost every step")
-        if not values.isfinite().all():
-            return none("gradients were not finite")
-        if not values.any():
-            return none("no parameter had a gradient other than zero")
-        return Forecast(horizon, estimates.mean(values), self._step)
+    def _totals(self) -> Tensor:
+        """Return the samples, on the host: (θ − m)·g, and whether the step was made."""
+        parts = [tracker.samples for tracker in self._trackers]
+        return sum(self._parameters.layout.total(parts), torch.zeros(()))
 
-    def _means(self) -> list[list[Tensor]]:
-        """Return the means in the order of the parameters, distributed as these are."""
-        found: list[dict[int, Tensor]] = [{} for _ in self._matches]
+    def _begin_again_if_not_finite(self) -> bool:
+        """Forget the mean if it is not finite.
+
+        Returns:
+            Whether it was forgotten.
+        """
+        if not self._taken or math.isfinite(float(self._totals()[self._products.last, 0])):
+            return False
+        self._forget_mean()
+        return True
+
+    def _mean(self) -> list[Tensor]:
+        """Return the mean in the order of the parameters, distributed as these are."""
+        found: dict[int, Tensor] = {}
         for tracker in self._trackers:
-            for mean, parts in zip(found, tracker.means.tensors(), strict=True):
-                pairs = zip(tracker.bucket.params, parts, strict=True)
-                mean.update({id(p): distribute_like(p, m) for p, m in pairs})
-        return [[mean[id(p)] for p in self._parameters.params] for mean in found]
-
-    def _known_one(self, horizon: int | None) -> int:
-        if horizon is not None and horizon not in self._matches:
-            raise ValueError(
-                f"horizon must be one of {self.horizons}, got {horizon!r}: create "
-                f"eq.Forecaster(optimizer, horizons=({horizon},))"
-            )
-        return max(self._matches) if horizon is None else horizon
+            pairs = zip(tracker.bucket.params, tracker.means.tensors()[0], strict=True)
+            found.update({id(p): distribute_like(p, m) for p, m in pairs})
+        return [found[id(p)] for p in self._parameters.params]
 
     def _check_model(self, model: Any) -> None:
         if not isinstance(model, nn.Module | None):
@@ -400,32 +488,6 @@ class Forecaster(Watcher):
                 "model has none of the optimizer's parameters, so its values would not be "
                 "averaged: pass the model that is trained"
             )
-
-
-@contextmanager
-def _kept_buffers(model: nn.Module | None) -> Iterator[None]:
-    """Give the buffers of a model their values back after a block, whatever happens to them in it.
-
-    Args:
-        model: The model; None if there is nothing to do.
-
-    Yields:
-        None.
-    """
-    modules = [] if model is None else list(model.modules())
-    before = [
-        (module._buffers, name, buffer, buffer.clone())
-        for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    try:
-        yield
-    finally:
-        for buffers, name, buffer, value in before:
-            buffers[name] = buffer
-            if not torch.equal(buffer, value):  # one that is an expanded view cannot be written to
-                buffer.copy_(value)
 
 
 def _is_close(lr: float, now: float) -> bool:

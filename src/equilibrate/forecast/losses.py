@@ -1,8 +1,7 @@
-"""Training losses in bounded memory, and by how much they fall in a step."""
+"""Training losses in bounded memory."""
 
 from __future__ import annotations
 
-import math
 from numbers import Real
 from typing import Any
 
@@ -10,25 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibrate.estimates import Estimate
 from equilibrate.watching.sharding import over_processes
+from equilibrate.watching.sums import send
 from equilibrate.watching.window import Window
 
 _CAPACITY = 512
 """Rows of the window."""
 _PENDING = 64
 """Losses that are added to it together."""
-_BLOCKS = 20
-"""Blocks into which the steps of a window are cut for a straight line."""
-_FEWEST = 5
-"""Blocks that a line needs: two for itself, and some for its error."""
 
 
 class Losses:
     """The losses of successive steps over the half-running window, one for each call of `add`.
 
-    Losses that are not finite are left out. Nothing waits for the device until `fall` is asked for.
-    If the default process group is initialized, losses are averaged over its processes then.
+    Losses that are not finite are left out. Nothing waits for the device until `blocks` is
+    asked for. If the default process group is initialized, losses are averaged over its processes
+    then.
     """
 
     def __init__(self) -> None:
@@ -59,32 +55,19 @@ class Losses:
         if len(self._given) == _PENDING:
             self._settle()
 
-    def fall(self) -> Estimate:
-        """Estimate by how much the loss falls in a step, from a straight line through the window.
+    def blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean losses over the later half of the steps.
 
-        The steps of the window are cut into 20 blocks. The error is that of a linear regression of
-        their means, widened if successive residuals are positively correlated. A curve that
-        flattens out falls more slowly than its line at the end. It waits for the device, and if
-        there are several processes, all of them must call it.
+        It waits for the device, and if there are several processes, all of them must call it.
 
         Returns:
-            The estimate; nan, with the reason as its `method`, if there are too few losses.
+            How many steps ago the middle of each mean was, the means, and how many losses are in
+            each. Steps without a finite loss are left out.
         """
         rows, lengths = self._shared()
-        ends = np.cumsum(lengths)
-        steps = int(ends[-1]) if len(ends) else 0
-        if steps < _FEWEST:
-            return Estimate(math.nan, math.nan, method=f"{steps} of {_FEWEST} losses")
-        block = ((ends - 1) * min(_BLOCKS, steps) // steps).astype(int)
-        sums, counts, middles = (
-            np.bincount(block, weights=column)
-            for column in (rows[:, 0], rows[:, 1], (ends - lengths / 2) * lengths)
-        )
-        sizes, used = np.bincount(block, weights=lengths), counts > 0
-        if used.sum() < _FEWEST:
-            reason = f"{int(counts.sum())} of {steps} losses are finite numbers"
-            return Estimate(math.nan, math.nan, method=reason)
-        return _regress((middles / sizes)[used], (sums[used] / counts[used])).scaled(-1)
+        ago = lengths.sum() - np.cumsum(lengths) + lengths / 2
+        used = rows[:, 1] > 0
+        return ago[used], rows[used, 0] / rows[used, 1], rows[used, 1]
 
     def is_empty(self) -> bool:
         """Return whether no step had a loss."""
@@ -125,7 +108,9 @@ class Losses:
         if self._window is None or not self._given:
             return
         values = self._pending[: len(self._given)]
-        used = torch.tensor(self._given, device="cpu").to(values.device) & values.isfinite()
+        used = values.isfinite()
+        if not all(self._given):
+            used &= send(self._given, torch.bool, values.device)
         rows = torch.stack([torch.where(used, values, 0.0), used.double()], dim=1)
         self._window.extend(rows, [1] * len(rows))
         self._given = []
@@ -164,26 +149,4 @@ def check_loss(loss: Any) -> float | Tensor:
     raise TypeError(
         f"loss must be a number or a floating-point tensor with one element, got {what}: pass the "
         "training loss of the step"
-    )
-
-
-def _regress(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """Return the slope of a straight line through points, with its error."""
-    count = len(x)
-    x = x - x.mean()
-    square = float(x @ x)
-    slope = float(x @ y) / square
-    residuals = y - y.mean() - slope * x
-    total = float(residuals @ residuals)
-    variance = total / (count - 2) / square
-    lagged = float(residuals[1:] @ residuals[:-1]) / total if total else 0.0
-    # The estimate of a correlation is low by about 1/count for each fitted parameter and one more.
-    correlation = min(max(0.0, lagged + 3 / count), 0.9)
-    widened = (1 + correlation) / (1 - correlation)  # as if there were fewer points by this factor
-    return Estimate(
-        slope,
-        math.sqrt(variance * widened),
-        dof=min(count - 2, max(_FEWEST - 2, (count - 2) / widened)),
-        count=count,
-        method="regression",
     )

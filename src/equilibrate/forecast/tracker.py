@@ -1,15 +1,85 @@
-"""Samples of (θ − m)·g, and the means m of the parameters, of one bucket."""
+"""Samples of (θ − m)·g with a mean m of the parameters, and when they were taken."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from equilibrate.forecast.outcome import Samples
 from equilibrate.watching.means import Means, choose
 from equilibrate.watching.parameters import Bucket
+
+
+class SampleLog:
+    """At which steps the last samples were taken, and how old the mean of the parameters was.
+
+    Args:
+        rows: Number of samples to keep.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self.taken = 0
+        """Number of samples so far."""
+        self._steps, self._ages = array("q", [0] * self._rows), array("d", [0.0] * self._rows)
+
+    @property
+    def last(self) -> int:
+        """The row of the last sample."""
+        return (self.taken - 1) % self._rows
+
+    def add(self, step: int, age: float) -> int:
+        """Note a sample.
+
+        Returns:
+            The row to write it into.
+        """
+        self.taken += 1
+        self._steps[self.last], self._ages[self.last] = step, age
+        return self.last
+
+    def samples(self, values: np.ndarray, since: int) -> Samples:
+        """Return the samples that were taken after a step, given the values of all rows."""
+        steps, ages = np.array(self._steps), np.array(self._ages)
+        chosen = (np.arange(self._rows) < self.taken) & (steps >= since) & np.isfinite(ages)
+        return Samples(steps[chosen].astype(float), values[chosen], ages[chosen])
+
+    def state_dict(self, values: Tensor) -> dict[str, Any]:
+        """Return the state, with the values of all rows."""
+        kept = min(self.taken, self._rows)
+        return {
+            "taken": self.taken,
+            "steps": self._steps[:kept].tolist(),
+            "ages": self._ages[:kept].tolist(),
+            "values": values[:kept].tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], width: int) -> list[list[float]]:
+        """Restore a state.
+
+        Args:
+            state: What `state_dict` returned.
+            width: Numbers in a row.
+
+        Returns:
+            The values of all rows.
+        """
+        self.clear()
+        self.taken = state["taken"]
+        values = state["values"]
+        for i, (step, age) in enumerate(zip(state["steps"], state["ages"], strict=True)):
+            self._steps[i], self._ages[i] = step, age
+        return values + [[0.0] * width] * (self._rows - len(values))
 
 
 class Tracker:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from equilibrate.forecast.forecaster import Forecaster
+from equilibrate.forecast.losses import check_loss
+from equilibrate.integrations._replay import Bystanders, without_trace
 from equilibrate.monitor.monitor import Monitor
 from equilibrate.record.observe import Sources, scalars
 from equilibrate.schedulers.cooldown import Cooldown
@@ -34,6 +37,8 @@ class Training:
     """Steps of the trainer at the end; infinite if it does not know."""
     warmup_steps: int = 0
     """How many of them the trainer was asked to warm the learning rate up for."""
+    others: tuple[Any, ...] = ()
+    """Objects that a training step may change, besides the model: the trainer."""
 
 
 class TrainerBinding:
@@ -43,11 +48,17 @@ class TrainerBinding:
         training: The training.
         parts: A scheduler, or a monitor and a forecaster.
         layers: Whether to log the readings of each parameter.
+        forecast: Whether to hand losses to the forecaster. A `Cooldown` always gets them.
         averaged: Whether to evaluate with averaged parameters.
     """
 
     def __init__(
-        self, training: Training, *parts: Any, layers: bool = False, averaged: bool = False
+        self,
+        training: Training,
+        *parts: Any,
+        layers: bool = False,
+        forecast: bool = False,
+        averaged: bool = False,
     ) -> None:
         found = Sources.of(*parts)
         self.scheduler: Cooldown | FDRScheduler | None = found.scheduler
@@ -56,35 +67,54 @@ class TrainerBinding:
         self._training = training
         self._parts = parts
         self._layers = layers
+        self._forecast = forecast or isinstance(self.scheduler, Cooldown)
         self._averaged = averaged
         self._losses: list[Tensor] = []
         """The losses of the micro-batches since the last step."""
+        self._replay: Callable[[], Any] | None = None
+        """Evaluates the last one of them again."""
+        self._can_replay = True
+        params = training.model.parameters() if self._forecast else ()
+        self._bystanders = Bystanders(params, _params(training.optimizer))
         if averaged:
             _warn_of_statistics(training.model)
 
-    def add_loss(self, loss: Tensor, divided_by: int = 1) -> None:
+    def add_loss(
+        self, loss: Tensor, divided_by: int = 1, replay: Callable[[], Any] | None = None
+    ) -> None:
         """Note the loss of a micro-batch. Nothing is waited for.
 
         Args:
             loss: The loss.
             divided_by: By which number of micro-batches the trainer has divided it.
+            replay: Evaluates the loss again, without dividing it. It may change attributes of the
+                training's model and `others`.
         """
-        if isinstance(self.scheduler, Cooldown):
+        if self._forecast:
             self._losses.append(loss.detach() * divided_by if divided_by > 1 else loss.detach())
+            self._replay = replay
 
     def end_step(self) -> Decision | None:
-        """Step a `Cooldown`, with the mean of the losses since its last step.
+        """Hand over the mean of the losses since the last step.
 
         Returns:
-            The decision to begin the decay, if it was made here.
+            The decision of a `Cooldown` to begin the decay, if it was made here.
         """
         losses, self._losses = self._losses, []
-        if not isinstance(self.scheduler, Cooldown):
+        replay, self._replay = self._replay, None
+        if not self._forecast:
             return None
-        before = self.scheduler.last_decision
         several = len(losses) > 1
         mean = torch.stack(losses).double().mean() if several else next(iter(losses), None)
-        self.scheduler.step(mean)
+        closure = None
+        if mean is not None and replay is not None:
+            closure = partial(self._evaluate_again, mean, losses[-1], replay)
+        if not isinstance(self.scheduler, Cooldown):
+            if self.forecaster is not None:
+                self.forecaster.update(mean, closure)
+            return None
+        before = self.scheduler.last_decision
+        self.scheduler.step(mean, closure)
         return self._acted(self.scheduler, before)
 
     def end_epoch(self) -> Decision | None:
@@ -103,7 +133,7 @@ class TrainerBinding:
         """Return a block in which the model has averaged parameters, if that was asked for."""
         if not self._averaged or self.forecaster is None:
             return nullcontext()
-        return self.forecaster.averaged(self._training.model)
+        return self.forecaster.averaged()
 
     def scalars(self) -> dict[str, float]:
         """Return the current numbers by name, for a logger."""
@@ -111,8 +141,8 @@ class TrainerBinding:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Every process must call it."""
-        if isinstance(self.scheduler, Cooldown):
-            self.scheduler.share_losses()
+        if self._forecast and self.forecaster is not None:
+            self.forecaster.share_losses()
         states = {type(part).__name__: part.state_dict() for part in self._parts}
         return {"start": self._training.start, **states}
 
@@ -131,6 +161,39 @@ class TrainerBinding:
                 part.load_state_dict(saved[type(part).__name__])
         if isinstance(self.scheduler, Cooldown):  # creating it may have begun a warm-up
             write_lrs(self.scheduler.optimizer, list(map(float, self.scheduler.get_last_lr())))
+
+    def _evaluate_again(
+        self, loss: Tensor, last: Tensor, replay: Callable[[], Any]
+    ) -> float | Tensor:
+        """Return the loss of a step with the parameters of the moment.
+
+        Only the last micro-batch is evaluated: the loss changes by as much as that of this one.
+
+        Args:
+            loss: The loss of the step.
+            last: That of its last micro-batch.
+            replay: Evaluates the last micro-batch again.
+
+        Returns:
+            The loss; nan if it cannot be evaluated. Every process must return something.
+        """
+        if not self._can_replay:
+            return math.nan
+        training = self._training
+        try:
+            with without_trace(
+                [*training.others, *training.model.modules()], self._bystanders.moving()
+            ):
+                return loss - last + check_loss(replay())
+        except Exception as error:  # any code of the user's
+            self._can_replay = False
+            warnings.warn(
+                "the training step cannot be evaluated a second time "
+                f"({type(error).__name__}: {error}), so forecasts rest on gradients alone, and "
+                "are less certain",
+                stacklevel=2,
+            )
+        return math.nan
 
     def _acted(self, scheduler: Cooldown | FDRScheduler, before: Decision) -> Decision | None:
         last = scheduler.last_decision
@@ -168,7 +231,7 @@ class CooldownSettings:
             )
         steps = max(2, int(training.end) - training.start)  # a trial run may have one
         warmup = min(self.warmup_steps or training.warmup_steps, steps - 1)
-        scheduler = Cooldown(training.optimizer, steps, warmup, self.min_lr)
+        scheduler = Cooldown(training.optimizer, steps, warmup, self.min_lr, model=training.model)
         return TrainerBinding(training, scheduler, averaged=self.evaluate_averaged)
 
 
@@ -194,23 +257,31 @@ class MonitorSettings:
     """The arguments of `MonitorCallback`."""
 
     layers: bool = False
-    horizons: Sequence[int] | None = None
+    forecast: bool = False
     evaluate_averaged: bool = False
 
     def attach(self, training: Training) -> TrainerBinding:
         """Return a `Monitor` of a training, and a `Forecaster` if something needs one."""
         parts: list[Any] = [Monitor(training.optimizer, training.model if self.layers else None)]
-        if self.horizons is not None:
-            parts.append(Forecaster(training.optimizer, self.horizons))
-        elif self.evaluate_averaged:
-            parts.append(Forecaster(training.optimizer))
-        averaged = self.evaluate_averaged
-        return TrainerBinding(training, *parts, layers=self.layers, averaged=averaged)
+        if self.forecast or self.evaluate_averaged:
+            parts.append(Forecaster(training.optimizer, training.model))
+        return TrainerBinding(
+            training,
+            *parts,
+            layers=self.layers,
+            forecast=self.forecast,
+            averaged=self.evaluate_averaged,
+        )
 
 
 def describe(decision: Decision) -> str:
     """Return a decision in words."""
-    return f"lr {', '.join(f'{lr:g}' for lr in decision.lrs)}: {decision.reason}"
+    lrs = dict.fromkeys(f"{lr:g}" for lr in decision.lrs)
+    return f"lr {', '.join(lrs)}: {decision.reason}"
+
+
+def _params(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _warn_of_statistics(model: nn.Module) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +62,8 @@ class LightningHooks:
         # With manual optimization the module makes any number of steps.
         known = pl_module.automatic_optimization
         end = trainer.estimated_stepping_batches if known else math.inf
-        binding = self.attach(Training(trainer.optimizers[0], pl_module, start, end))
+        optimizer = trainer.optimizers[0]
+        binding = self.attach(Training(optimizer, pl_module, start, end, others=(trainer,)))
         self.scheduler, self.monitor = binding.scheduler, binding.monitor
         self.forecaster = binding.forecaster
         if self.scheduler is not None and trainer.lr_scheduler_configs:
@@ -79,9 +82,10 @@ class LightningHooks:
     ) -> None:
         """Step the scheduler, and log if it is time to."""
         assert self._binding is not None
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        loss = _loss(outputs)
         if isinstance(loss, torch.Tensor):
-            self._binding.add_loss(loss, trainer.accumulate_grad_batches)
+            replay = partial(_replay, trainer, pl_module, batch, batch_idx)
+            self._binding.add_loss(loss, trainer.accumulate_grad_batches, replay)
         if trainer.global_step > self._step:  # else gradients are accumulated
             self._step = trainer.global_step
             self._tell(trainer, self._binding.end_step())
@@ -129,3 +133,53 @@ class LightningHooks:
         trainer.callback_metrics.update(metrics)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=self._step - 1)  # Lightning counts from 0
+
+
+class _Silence:
+    """A logger of which anything may be asked, and that does nothing."""
+
+    def __getattr__(self, name: str) -> _Silence:
+        return self
+
+    def __getitem__(self, name: Any) -> _Silence:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _Silence:
+        return self
+
+
+def _loss(outputs: Any) -> Any:
+    return outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+
+
+def _replay(trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> Any:
+    """Evaluate a training step again, without a word to loggers.
+
+    It replaces attributes of the trainer and of modules: call it inside `without_trace`.
+
+    Returns:
+        The loss.
+
+    Raises:
+        ValueError: If the training step does more than to evaluate a loss.
+    """
+    if not pl_module.automatic_optimization:
+        raise ValueError("with manual optimization it makes optimizer steps")
+    signature = inspect.signature(pl_module.training_step)
+    if "dataloader_iter" in signature.parameters:
+        raise ValueError("with dataloader_iter it takes other batches")
+    trainer.loggers = [_Silence()]
+    for module in pl_module.modules():
+        if hasattr(module, "log_dict"):  # a LightningModule, of which there may be several
+            module.log = _Silence()
+    arguments = (batch, batch_idx) if _takes_two(signature) else (batch,)
+    # It calls the module's, in the precision and through the wrapper that the trainer trains with.
+    return _loss(trainer.strategy.training_step(*arguments))
+
+
+def _takes_two(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return False
+    return True

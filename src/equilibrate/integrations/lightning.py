@@ -19,8 +19,9 @@ class CooldownCallback(CooldownSettings, LightningHooks, Callback):
     """Keeps the learning rate constant, and decays it to zero when that pays: `Cooldown`.
 
     The decay ends with `trainer.fit`, which knows its number of steps. The loss is the one that
-    `training_step` returns, averaged over micro-batches. `configure_optimizers` must return the
-    optimizer alone.
+    `training_step` returns, averaged over micro-batches. Every 50 steps it is called once more,
+    without gradients and at averaged parameters, and nothing that it does then stays.
+    `configure_optimizers` must return the optimizer alone.
 
     Args:
         warmup_steps: Optimizer steps that warm the learning rate up, linearly.
@@ -60,7 +61,7 @@ class MonitorCallback(MonitorSettings, LightningHooks, Callback):
 
     Args:
         layers: Whether to log the readings of each parameter, too.
-        horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
+        forecast: Whether to forecast and log where a cooldown would end; see `Forecaster`.
         evaluate_averaged: Whether the model has averaged parameters in the validations of
             `trainer.fit`; see `Forecaster.averaged`. Checkpoints hold its own, except those that
             are saved in the middle of a validation.

@@ -11,10 +11,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.utils import logging
+import torch
+from tqdm.auto import tqdm
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from equilibrate.forecast.forecaster import Forecaster
 from equilibrate.integrations._binding import (
@@ -31,9 +41,9 @@ from equilibrate.schedulers.decision import Decision
 from equilibrate.schedulers.fdr import FDRScheduler
 from equilibrate.watching.rates import read_lrs
 
-logger = logging.get_logger(__name__)
-
 _CONSTANT = ("constant", "constant_with_warmup")
+_PRINTING = (PrinterCallback, ProgressCallback)
+"""Callbacks that print what is logged."""
 
 
 class TrainerHooks:
@@ -65,7 +75,14 @@ class TrainerHooks:
             saved = None  # of an earlier checkpoint
         start = state.global_step if saved is None else saved["start"]
         warmup = args.get_warmup_steps(state.max_steps)
-        training = Training(kwargs["optimizer"], kwargs["model"], start, state.max_steps, warmup)
+        training = Training(
+            kwargs["optimizer"],
+            kwargs["model"],
+            start,
+            state.max_steps,
+            warmup,
+            others=(trainer, trainer.accelerator),
+        )
         self._binding = self.attach(training)
         self.scheduler, self.monitor = self._binding.scheduler, self._binding.monitor
         self.forecaster = self._binding.forecaster
@@ -118,7 +135,10 @@ class TrainerHooks:
 
         def noting_training_step(*args: Any, **kwargs: Any) -> Any:
             loss = training_step(*args, **kwargs)
-            self._binding.add_loss(loss, trainer.current_gradient_accumulation_steps)
+            if torch.is_grad_enabled():  # else another callback evaluates it again
+                number = trainer.current_gradient_accumulation_steps
+                replay = partial(_replay, trainer, number, training_step, *args, **kwargs)
+                self._binding.add_loss(loss, number, replay)
             return loss
 
         def averaging_evaluate(*args: Any, **kwargs: Any) -> Any:
@@ -144,12 +164,19 @@ class TrainerHooks:
         self, state: TrainerState, control: TrainerControl, decision: Decision | None
     ) -> None:
         assert self._trainer is not None
-        if decision is not None:
-            logger.info(f"equilibrate: step {state.global_step}, {describe(decision)}")
+        if decision is not None and state.is_world_process_zero:
+            tqdm.write(f"equilibrate: step {state.global_step}, {describe(decision)}")
         if state.global_step > self._logged and (decision is not None or control.should_log):
             self._logged = state.global_step
             should_log = control.should_log
-            self._trainer.log(self._binding.scalars())
+            handler = self._trainer.callback_handler
+            shown = handler.callbacks
+            if decision is not None:  # the sentence is enough to read
+                handler.callbacks = [c for c in shown if not isinstance(c, _PRINTING)]
+            try:
+                self._trainer.log(self._binding.scalars())
+            finally:
+                handler.callbacks = shown
             control.should_log = should_log  # any call of log() cancels the trainer's own
         if control.should_save:
             self._store(state)
@@ -159,6 +186,25 @@ class TrainerHooks:
         assert self._trainer is not None
         saved = self._binding.state_dict() | {"global_step": state.global_step}
         setattr(self._trainer.lr_scheduler, self._key, saved)
+
+
+def _replay(trainer: Any, number: int, training_step: Any, *args: Any, **kwargs: Any) -> Any:
+    """Evaluate a training step again, without `backward`, and without a word to loggers.
+
+    It replaces attributes of the trainer and of its accelerator: call it inside `without_trace`.
+
+    Args:
+        trainer: The trainer.
+        number: Number of micro-batches in a step, by which the trainer divides the loss.
+        training_step: Its training step.
+        args: Arguments of the training step.
+        kwargs: Arguments of the training step.
+
+    Returns:
+        The loss, not divided.
+    """
+    trainer.log = trainer.accelerator.backward = lambda *_, **__: None
+    return training_step(*args, **kwargs) * number
 
 
 def _find_trainer() -> Trainer:
@@ -184,8 +230,9 @@ class CooldownCallback(CooldownSettings, TrainerHooks, TrainerCallback):
     """Keeps the learning rate constant, and decays it to zero when that pays: `Cooldown`.
 
     The decay ends with `trainer.train()`, which knows its number of steps. The loss is the one that
-    the trainer trains with and logs, averaged over micro-batches. It needs
-    `lr_scheduler_type="constant"` or `"constant_with_warmup"`.
+    the trainer trains with and logs, averaged over micro-batches. Every 50 steps `training_step` is
+    called once more, without gradients and at averaged parameters, and nothing that it does then
+    stays. It needs `lr_scheduler_type="constant"` or `"constant_with_warmup"`.
 
     Args:
         warmup_steps: Optimizer steps that warm the learning rate up, linearly; if 0, those of
@@ -227,7 +274,7 @@ class MonitorCallback(MonitorSettings, TrainerHooks, TrainerCallback):
 
     Args:
         layers: Whether to log the readings of each parameter, too.
-        horizons: Lengths of cooldowns, in steps, whose gain to forecast and log; see `Forecaster`.
+        forecast: Whether to forecast and log where a cooldown would end; see `Forecaster`.
         evaluate_averaged: Whether the model has averaged parameters in the evaluations that the
             trainer makes during training; see `Forecaster.averaged`. Checkpoints hold its own.
 

@@ -6,9 +6,18 @@ import dataclasses
 import math
 from typing import Any
 
+from equilibrate.estimates import Estimate
+from equilibrate.forecast.values import Forecast
 from equilibrate.monitor.layers import Layer
 
+KEYS = {
+    *("step", "time", "loss", "lrs", "forecast", "decisions"),
+    *("left", "right", "residual", "stderr", "margin", "count", "layers"),
+}
+"""The keys of a row that are not the user's own; `Recorder` says what they hold."""
 _SIDES = ("left", "right", "residual")
+_LOGGED = ("after", "after_margin", "now", "staying", "gain", "gain_margin", "horizon")
+"""What a logger gets of a forecast."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +47,7 @@ class Sources:
         found: dict[str, Any] = {}
         for source in sources or (None,):
             held = (source, getattr(source, "monitor", None), getattr(source, "forecaster", None))
-            kinds = {"monitor": "reading", "forecaster": "forecasts", "scheduler": "last_decision"}
+            kinds = {"monitor": "reading", "forecaster": "forecast", "scheduler": "last_decision"}
             parts = {k: p for k, sign in kinds.items() for p in held if hasattr(p, sign)}
             if not parts:
                 raise TypeError(
@@ -98,27 +107,23 @@ def observe(sources: Sources, *, layers: bool = False) -> dict[str, Any]:
                 row["layers"] = {layer.name: _layer(layer) for layer in table.layers}
     groups = sources.optimizer.param_groups
     row["lrs"] = [float(group.get("lr", math.nan)) for group in groups]
-    if sources.forecaster is not None:
-        row["forecasts"] = [_forecast(made) for made in sources.forecaster.forecasts()]
+    if sources.forecaster is not None and sources.forecaster.is_attached:
+        row["forecast"] = _forecast(sources.forecaster.forecast())
     return row
 
 
 def scalars(*sources: Any, layers: bool = False) -> dict[str, float]:
     """Return what there is to say now as named numbers, for a logger.
 
-    | name | value |
-    | --- | --- |
-    | `equilibrate/left`, `equilibrate/right` | the two sides of FDR1, averaged over the window |
-    | `equilibrate/residual` | left/right − 1 |
-    | `equilibrate/residual_low`, `…_high` | the ends of its 95 % interval, if they are known |
-    | `equilibrate/count` | number of steps in the window |
-    | `equilibrate/lr` | the learning rate, if all groups have the same |
-    | `equilibrate/lr/group_0` and so on | the learning rate of each group otherwise |
-    | `equilibrate/forecast/gain_150` and so on | what a cooldown over 150 steps would gain |
-    | `equilibrate/forecast/gain_150_margin` | half the width of its 95 % interval |
-    | `equilibrate_layers/<name>/left`, `…/right`, `…/residual` | with `layers`: of each parameter |
-    | `equilibrate_layers/<name>/angular_step` | of scale-invariant ones: the angle of a step |
-    | `equilibrate_layers/<name>/equilibrium_angular_step` | the angle at which its norm rests |
+    The numbers are those of a row, which `Recorder` describes. Their names are
+
+    - `equilibrate/lr`, or `equilibrate/lr/group_0` and so on if the groups have different ones;
+    - `equilibrate/forecast/after`, `…/after_margin`, `…/now`, `…/staying`, `…/gain`,
+      `…/gain_margin` and `…/horizon` of a forecaster;
+    - `equilibrate/left`, `…/right`, `…/residual`, `…/residual_low`, `…/residual_high` (the ends of
+      its 95 % interval) and `…/count` of a monitor;
+    - `equilibrate_layers/<name>/left`, `…/right`, `…/residual`, and of scale-invariant weights
+      `…/angular_step` and `…/equilibrium_angular_step`, with `layers`.
 
     The sides are those of the current window. Right after a lowering, which restarts the window,
     they are the ones that were judged. Numbers that are undefined are left out.
@@ -156,9 +161,8 @@ def scalars(*sources: Any, layers: bool = False) -> dict[str, float]:
     lrs = row["lrs"]
     same = len(set(lrs)) == 1
     found |= {"lr": lrs[0]} if same else {f"lr/group_{i}": lr for i, lr in enumerate(lrs)}
-    for forecast in row.get("forecasts", ()):
-        name = f"forecast/gain_{forecast['horizon']}"
-        found |= {name: forecast["gain"], f"{name}_margin": forecast["margin"]}
+    if "after" in (forecast := row.get("forecast", {})):
+        found |= {f"forecast/{name}": forecast[name] for name in _LOGGED}
     named = {f"equilibrate/{name}": value for name, value in found.items()}
     for layer, parts in row.get("layers", {}).items():
         group = f"equilibrate_layers/{layer}"
@@ -168,11 +172,49 @@ def scalars(*sources: Any, layers: bool = False) -> dict[str, float]:
     return {name: value for name, value in named.items() if math.isfinite(value)}
 
 
-def _forecast(forecast: Any) -> dict[str, Any]:
-    gain = forecast.gain
-    found = {"horizon": forecast.horizon, "gain": gain.value}
-    found |= {"stderr": gain.stderr, "margin": gain.margin}
-    return found if forecast.undefined is None else {**found, "undefined": forecast.undefined}
+def _forecast(made: Forecast) -> dict[str, Any]:
+    if made.undefined is not None:
+        return {"horizon": made.horizon, "undefined": made.undefined}
+    return {
+        "horizon": made.horizon,
+        "now": made.now.value,
+        "after": made.after.value,
+        "after_margin": made.after.margin,
+        "staying": made.staying.value,
+        "gain": made.gain.value,
+        "gain_margin": made.gain.margin,
+        "over_staying": made.over_staying.value,
+        "over_staying_margin": made.over_staying.margin,
+    }
+
+
+def forecast_of(row: dict[str, Any]) -> Forecast | None:
+    """Return the forecast that a row holds, with what a sentence about it needs.
+
+    Args:
+        row: The row, as it was recorded.
+
+    Returns:
+        The forecast; None if the row has none. What was not recorded is nan.
+    """
+    if not (found := row.get("forecast")):
+        return None
+
+    def estimate(name: str) -> Estimate:
+        value, margin = found.get(name), found.get(f"{name}_margin")
+        return Estimate(
+            math.nan if value is None else value,
+            math.nan,
+            margin=math.nan if margin is None else margin,
+        )
+
+    names = ("now", "after", "staying", "gain", "over_staying")
+    return Forecast(
+        found["horizon"],
+        row["step"],
+        found.get("undefined"),
+        **{name: estimate(name) for name in names},
+    )
 
 
 def _layer(layer: Layer) -> dict[str, Any]:

@@ -15,14 +15,10 @@ from torch import Tensor, distributed
 from equilibrate._arguments import check_steps
 from equilibrate.forecast.losses import check_loss
 from equilibrate.record import jsonl
-from equilibrate.record.observe import Sources, observe
+from equilibrate.record.observe import KEYS, Sources, observe
 
 NAME = "train.jsonl"
 """Name of the record in the folder of a run."""
-_OWN = {
-    *("step", "time", "loss", "left", "right", "residual", "stderr", "margin", "count", "lrs"),
-    *("decisions", "forecasts", "layers"),
-}
 _SETTINGS = ("rule", "threshold", "factor", "total_steps", "warmup_steps", "min_lr", "every")
 _SYNC_SECONDS = 10.0
 
@@ -37,15 +33,20 @@ class Recorder:
     | --- | --- |
     | `step`, `time` | optimizer steps so far; seconds since 1970 |
     | `loss` | the mean of the losses that were given since the last row |
+    | `lrs` | the learning rate of each group from now on |
+    | `forecast` | what a cooldown from now on would end at; not while the rate decays |
+    | `decisions` | those since the last row: `step`, `lowered`, `reason` and `lrs` of each |
     | `left`, `right`, `residual` | both sides of FDR1, and left/right − 1 |
     | `stderr`, `margin` | its standard error, and half its 95 % interval |
     | `count` | steps in the window |
-    | `lrs` | the learning rate of each group from now on |
-    | `decisions` | those since the last row: `step`, `lowered`, `reason` and `lrs` of each |
-    | `forecasts` | of each horizon: `gain` of a cooldown, `stderr`, `margin` |
     | `layers` | on request: sides, residual, errors and state of each parameter, with six digits, |
     | | and of scale-invariant ones the angular step, now and in equilibrium, and the relaxation |
     | others | what else you pass |
+
+    A forecast has the `horizon` of the cooldown, in steps, and either the reason why it is
+    `undefined`, or the training loss `now`, `after` the cooldown and after `staying` for as many
+    steps; its `gain` (now less after), and what it gains `over_staying` (staying less after).
+    `after_margin`, `gain_margin` and `over_staying_margin` are half the 95 % intervals.
 
     Numbers that are undefined are null.
 
@@ -135,7 +136,7 @@ class Recorder:
         """
         if self._closed:
             raise ValueError(f"{self} is closed: create another with mode='resume' to continue")
-        if taken := _OWN & extra.keys():
+        if taken := KEYS & extra.keys():
             raise ValueError(f"{', '.join(sorted(taken))} is written by the recorder: rename it")
         if loss is not None:
             self._add(loss)

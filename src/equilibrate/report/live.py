@@ -21,7 +21,7 @@ Paint = Callable[[str, str], str]
 
 
 def view(run: Run, *, width: int, age: float = 0.0, colours: bool = False) -> str:
-    """Return the curves, the last decision and the layers of a run as text.
+    """Return the curves, the last forecast and decision, and the layers of a run as text.
 
     Args:
         run: The run.
@@ -43,7 +43,8 @@ def view(run: Run, *, width: int, age: float = 0.0, colours: bool = False) -> st
     for first in range(0, len(panels), columns):
         beside = zip_longest(*panels[first : first + columns], fillvalue="")
         lines += ["  ".join(parts).rstrip() for parts in beside] + [""]
-    lines += [*_decisions(run, width, paint), *_layers(run, width, paint)]
+    lines += [*_forecast(run, width, paint), *_decisions(run, width, paint)]
+    lines += _layers(run, width, paint)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -70,22 +71,22 @@ def _title(run: Run, age: float, width: int, paint: Paint) -> list[str]:
 def _charts(run: Run, width: int, paint: Paint) -> list[list[str]]:
     unit = run.threshold or 0.01
     residual, margin, loss = run.column("residual"), run.column("margin"), run.column("loss")
+    forecasts = run.forecasts()
 
     def symmetric(value: float) -> float:
         return math.asinh(value / unit)
 
+    after, of_after = forecasts["after"], forecasts["after_margin"]
     charts = [
-        _chart("residual L/R − 1", residual, width, "cyan", paint, symmetric, margin[-1]),
         _chart("loss", loss, width, "green", paint, _log_or_none(loss)),
+        _chart("a cooldown would end at", after, width, "blue", paint, None, of_after[-1]),
     ]
     rates = run.rates()
     for group, values in enumerate(rates):
         name = "learning rate" if len(rates) == 1 else f"learning rate, group {group}"
         if group == 0 or len(set(values)) > 1:
             charts.append(_chart(name, values, width, "yellow", paint, _log_or_none(values)))
-    for horizon, (gain, of_gain) in run.gains().items():
-        name = f"cooldown of {horizon} steps gains"
-        charts.append(_chart(name, gain, width, "blue", paint, None, of_gain[-1]))
+    charts.append(_chart("residual L/R − 1", residual, width, "cyan", paint, symmetric, margin[-1]))
     return charts
 
 
@@ -125,6 +126,12 @@ def _chart(
             for k, line in enumerate(lines)
         ),
     ]
+
+
+def _forecast(run: Run, width: int, paint: Paint) -> list[str]:
+    if (sentence := run.sentence) is None:
+        return []
+    return [paint("forecast", "bold"), *textwrap.wrap(sentence, width), ""]
 
 
 def _decisions(run: Run, width: int, paint: Paint) -> list[str]:

@@ -70,16 +70,15 @@ def facts(run: Run) -> dict[str, str]:
         found["Epoch"] = f"{epoch:.6g}"
     if (loss := last(run.column("loss"))) is not None:
         found["Loss"] = f"{loss:.4g}"
-    if (residual := number(row.get("residual"))) is not None:
-        found["L/R − 1"] = format_number(residual, number(row.get("margin")))
     if rates := [rate for column in run.rates() if (rate := last(column)) is not None]:
         found["Learning rate"] = ", ".join(map(format_number, rates))
     if run.last_decision is not None:
         times = len(run.lowerings)
         found["Lowered"] = f"{times} time{'s' * (times != 1)}"
-    for horizon, (gain, margin) in run.gains().items():
-        if gain[-1] is not None:
-            found[f"Cooldown of {horizon} steps gains"] = format_number(gain[-1], margin[-1])
+    if (residual := number(row.get("residual"))) is not None:
+        found["L/R − 1"] = format_number(residual, number(row.get("margin")))
+    if (sentence := run.sentence) is not None:
+        found["Forecast"] = sentence
     if run.last_decision is not None:
         found["Last decision"] = run.last_decision["reason"]
     return found
@@ -109,7 +108,7 @@ def data(run: Run) -> dict[str, Any]:
             "reasons": [made["reason"] for made in run.lowerings],
         },
         "rates": _rates(run, x),
-        "gains": [{"horizon": h, "gain": g, "margin": m} for h, (g, m) in run.gains().items()],
+        "forecast": run.forecasts(),
         "others": run.others(),
         "layers": _layers(run.layer_rows),
     }

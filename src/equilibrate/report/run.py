@@ -10,15 +10,12 @@ from typing import Any, TypeGuard
 
 from equilibrate.record import jsonl
 from equilibrate.record.jsonl import RecordError, Row
+from equilibrate.record.observe import KEYS, forecast_of
 from equilibrate.record.recorder import NAME, record_path
 
 Column = list[float | None]
 """One number for each row; None where it is undefined."""
 
-_KNOWN = {
-    *("step", "time", "epoch", "loss", "left", "right", "residual", "stderr", "margin", "count"),
-    *("lrs", "decisions", "forecasts"),
-}
 _DIGITS = 6
 
 
@@ -53,6 +50,8 @@ class Run:
         self.kept: deque[Row] = deque(maxlen=self.MOST_DECISIONS)
         """Other decisions."""
         self.last_decision: Row | None = None
+        self.last_forecast: Row = {}
+        """The last row that has a forecast."""
 
     def add(self, row: Row) -> None:
         """Add a row of the record.
@@ -67,7 +66,10 @@ class Run:
             self.last_decision = made
         if row.get("layers"):
             self.layer_rows.add(row)
-        self.rows.add({name: value for name, value in row.items() if name != "layers"})
+        row = {name: value for name, value in row.items() if name != "layers"}
+        if row.get("forecast"):
+            self.last_forecast = row
+        self.rows.add(row)
 
     def column(self, name: str) -> Column:
         """Return the numbers of one name, with the digits that a drawing needs.
@@ -86,21 +88,25 @@ class Run:
         groups = range(max(map(len, lists)))
         return [[number(r[g]) if g < len(r) else None for r in lists] for g in groups]
 
-    def gains(self) -> dict[int, tuple[Column, Column]]:
-        """Return the forecasts of each horizon: gains, and half the width of their intervals."""
-        made = [{f["horizon"]: f for f in row.get("forecasts", ())} for row in self.rows]
-        horizons = sorted({horizon for forecasts in made for horizon in forecasts})
-
-        def column(horizon: int, name: str) -> Column:
-            return [number(forecasts.get(horizon, {}).get(name)) for forecasts in made]
-
-        return {h: (column(h, "gain"), column(h, "margin")) for h in horizons}
+    def forecasts(self) -> dict[str, Column]:
+        """Return the numbers of the forecasts by name, those that are drawn."""
+        made = [row.get("forecast") or {} for row in self.rows]
+        names = ("after", "after_margin", "staying", "horizon")
+        return {name: [number(forecast.get(name)) for forecast in made] for name in names}
 
     def others(self) -> dict[str, Column]:
         """Return further numbers that the user has recorded, by name."""
-        names = dict.fromkeys(name for row in self.rows for name in row if name not in _KNOWN)
-        columns = {name: self.column(name) for name in names}
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        columns = {name: self.column(name) for name in names if name not in KEYS | {"epoch"}}
         return {name: column for name, column in columns.items() if last(column) is not None}
+
+    @property
+    def sentence(self) -> str | None:
+        """What the last forecast says, and at which step if later rows have none."""
+        if (made := forecast_of(self.last_forecast)) is None:
+            return None
+        *_, row = self.rows
+        return str(made) if row is self.last_forecast else f"at step {made.step:,}: {made}"
 
     @property
     def threshold(self) -> float | None:

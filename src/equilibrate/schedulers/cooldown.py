@@ -5,36 +5,27 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from equilibrate._arguments import check_steps
-from equilibrate.estimates import Estimate, student_quantile
+from equilibrate.estimates import Estimate
 from equilibrate.forecast.forecaster import Forecaster
-from equilibrate.forecast.losses import Losses
-from equilibrate.forecast.values import Forecast
+from equilibrate.forecast.outcome import GROWTH, KEPT, Outcomes
 from equilibrate.schedulers.decision import Decision
 from equilibrate.watching.hooks import unwrap
 from equilibrate.watching.rates import check_min_lr, lower_bounds, read_lrs, write_lrs
 
+_SHARE = 0.2
+"""Share of the steps that the decay has if the forecast cannot tell that another one is better."""
 _SHORTEST = 0.1
-"""Share of the steps that the decay has at least, if nothing was decided before."""
+"""Share of the steps that the decay has at least."""
 _BETWEEN = 100
 """Steps between two checks: each waits for the device."""
-_HORIZON = 400
-"""Steps of the cooldown that is forecast, in a training of 4,000 steps or more. A forecast can be
-made after a few hundred steps more than that; noise that relaxes more slowly matters little."""
-_EVERY = 16
-"""One in this many steps is sampled for the forecast."""
-_LAG = 1 / 6
-"""By how much a loss that falls by s in a step lowers a forecast, in units of s times the horizon:
-the mean of the parameters lags a third of the horizon behind, and ½(θ − m)·g is −½s times that."""
-_CONFIDENCE = 0.975
-"""Probability with which decaying must gain more than staying."""
 _EXTRA = 10
 """Calls after the end without a warning: a trainer may step once more than it trains."""
 
@@ -43,10 +34,9 @@ class Cooldown(LRScheduler):
     """Keeps the learning rate constant, and decays it linearly to zero when that pays.
 
     It is a warm-up, stable, decay (WSD) schedule without a share to choose. The decay ends with the
-    training. It begins when what it gains, the noise of the loss that it removes, outweighs what
-    the remaining steps at a constant rate would gain. The first comes from a `Forecaster`, the
-    second from the slope of the losses over the later half of the steps so far. If that never
-    happens, it begins when a tenth of the steps is left.
+    training. It begins when a `Forecaster` tells that the run then ends lower than if it began at
+    any later step. If the forecast cannot tell, it begins when a fifth of the steps is left, and it
+    never begins later than when a tenth is left.
 
     Call `step(loss)` after every optimizer step. Once it decays nothing is measured any more. If
     there are several processes, all of them must call it, and all decide alike.
@@ -56,6 +46,8 @@ class Cooldown(LRScheduler):
         total_steps: Number of optimizer steps of the training, which are as many calls of `step`.
         warmup_steps: How many of them warm the learning rate up, linearly.
         min_lr: Learning rate at the end, one number or one for each parameter group.
+        model: The model, needed if it has BatchNorm and `step` is given a closure; see
+            `Forecaster`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -75,6 +67,8 @@ class Cooldown(LRScheduler):
         total_steps: int,
         warmup_steps: int = 0,
         min_lr: float | Sequence[float] = 0.0,
+        *,
+        model: nn.Module | None = None,
     ) -> None:
         optimizer = unwrap(optimizer)
         self.total_steps = check_steps("total_steps", total_steps, least=2)
@@ -85,10 +79,10 @@ class Cooldown(LRScheduler):
                 "pass fewer"
             )
         self.min_lr = check_min_lr(optimizer, min_lr)
-        horizon = max(4 * _EVERY, min(_HORIZON, self.total_steps // 10))
-        self.forecaster = Forecaster(optimizer, [horizon], _EVERY)
-        """What forecasts the gain of a cooldown, until the decay begins."""
-        self._losses = Losses()
+        self.forecaster = Forecaster(optimizer, model)
+        """What forecasts the end of a cooldown, until the decay begins."""
+        self._has_loss = False
+        """Whether a loss was handed over since the warm-up."""
         self._start: int | None = None
         self._top: tuple[float, ...] = ()
         """Steps when the decay began, and the learning rates then."""
@@ -108,12 +102,16 @@ class Cooldown(LRScheduler):
         return self._start is not None
 
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]  # as ReduceLROnPlateau's
-        self, loss: float | Tensor | None = None
+        self,
+        loss: float | Tensor | None = None,
+        closure: Callable[[], Any] | None = None,
     ) -> None:
         """Note an optimizer step and its loss, decide if it is time to, and set learning rates.
 
         Args:
             loss: The training loss of the step: a number, or a tensor, which is not waited for.
+            closure: Returns the same loss again, without `backward`. With it forecasts are more
+                certain; see `Forecaster.update`.
         """
         self._step_count += 1
         self.last_epoch += 1
@@ -122,7 +120,8 @@ class Cooldown(LRScheduler):
             lrs = tuple(read_lrs(self.optimizer))
             self.last_decision = Decision(0, False, "nothing was decided yet", lrs)
         elif self._start is None and step > self.warmup_steps:
-            self._losses.add(loss)
+            self.forecaster.update(loss, closure)
+            self._has_loss |= loss is not None
             if step >= self._due:
                 self._decide(step)
         if step <= self.warmup_steps or self._start is not None:
@@ -150,7 +149,7 @@ class Cooldown(LRScheduler):
         A checkpoint that one process writes otherwise holds its own losses since the last check.
         Every process must call it.
         """
-        self._losses.share()
+        self.forecaster.share_losses()
 
     def detach(self) -> None:
         """Remove the hooks of the forecaster."""
@@ -175,7 +174,7 @@ class Cooldown(LRScheduler):
             "due": self._due,
             "seen": list(self._seen),
             "decision": self.last_decision.state_dict(),
-            "losses": self._losses.state_dict(),
+            "has_loss": self._has_loss,
             "forecaster": None if self.is_decaying else self.forecaster.state_dict(),
         }
 
@@ -200,14 +199,12 @@ class Cooldown(LRScheduler):
         self._due, self._seen = state_dict["due"], tuple(state_dict["seen"])
         self.last_decision = Decision.from_state_dict(state_dict["decision"])
         self.decisions.clear()
-        self._losses.load_state_dict(state_dict["losses"])
+        self._has_loss = state_dict["has_loss"]
         if (forecasts := state_dict["forecaster"]) is None:
             self._stop_measuring()
         else:
-            same = tuple(forecasts["horizons"]) == self.forecaster.horizons
-            if not (same and self.forecaster.is_attached):  # of another length, or it had ended
-                self.forecaster.detach()
-                self.forecaster = Forecaster(self.optimizer, forecasts["horizons"], _EVERY)
+            if not self.forecaster.is_attached:  # its decay had begun
+                self.forecaster = Forecaster(self.optimizer, self.forecaster.model)
             self.forecaster.load_state_dict(forecasts)
         if state_dict["total_steps"] != self.total_steps:
             self._move_end(state_dict["total_steps"])
@@ -217,24 +214,25 @@ class Cooldown(LRScheduler):
         return f"Cooldown({steps}, {self.last_decision.reason!r})"
 
     def _next_check(self, step: int) -> int:
-        """Return the step of the next check, the last one when the decay must begin."""
-        last = self.total_steps - max(1, math.floor(_SHORTEST * self.total_steps))
-        return min(step + _BETWEEN, max(step + 1, last))
+        """Return the step of the next check; the decay may have to begin at some of them."""
+        total = self.total_steps
+        ends = [total - max(1, int(share * total)) for share in (_SHARE, _SHORTEST)]
+        later = [end for end in ends if end > step]
+        return min([step + _BETWEEN, *later]) if later else step + 1
 
     def _decide(self, step: int) -> None:
-        """Compare decaying with staying, and begin the decay if that pays, or if it must."""
+        """Compare beginning the decay now with beginning it later, and begin it if that is best."""
         self._due = self._next_check(step)
         left = self.total_steps - step
         self._warn_of_mismatch(step)
-        if self._losses.is_empty():
+        if not self._has_loss:
             self._warn(
                 "loss",
-                "no loss was handed over, without which the decay begins only when "
-                f"{_SHORTEST:.0%} of the steps are left: call scheduler.step(loss)",
+                "no loss was handed over, without which the decay begins when "
+                f"{_SHARE:.0%} of the steps are left: call scheduler.step(loss)",
             )
-        act, reason = compare(self.forecaster.forecast(), self._losses.fall(), left)
-        if not act and left <= max(1, _SHORTEST * self.total_steps):
-            act, reason = True, f"{_SHORTEST:.0%} of the steps are left ({reason})"
+        found = self.forecaster.outcomes(left)
+        act, reason = judge(found, left, left / self.total_steps)
         lrs = tuple(read_lrs(self.optimizer))
         if act:
             self._start, self._top = step, lrs
@@ -246,7 +244,6 @@ class Cooldown(LRScheduler):
     def _stop_measuring(self) -> None:
         self.forecaster.detach()
         self.forecaster.reset()  # frees the mean of the parameters
-        self._losses.restart()
 
     def _move_end(self, saved: int) -> None:
         warnings.warn(
@@ -298,40 +295,51 @@ class Cooldown(LRScheduler):
             warnings.warn(message, stacklevel=level)
 
 
-def compare(forecast: Forecast, fall: Estimate, left: int) -> tuple[bool, str]:
-    """Return whether decaying now gains more than staying, and why.
+def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
+    """Return whether to begin a linear decay now that ends with the training, and why.
 
-    Lowering the learning rate η to yη removes the share 1 − y of the noise of the loss, N, once. It
-    also slows all further progress down by the factor y. Staying gains s a step for as long as the
-    loss falls at this rate, T steps. So lowering is better if (1−y)N + ysT > sT, which is N > sT
-    whatever y is. N is the forecast, corrected for the progress within its lag. A loss that rises
-    is taken as one that stays, and N must be positive beyond its own error bar.
+    If it begins when the share u of the remaining steps is left, the run ends at
+    f(t + (1 − (1−κ)u)n) − u^0.15 N (`forecast.outcome`): waiting keeps more of the progress, and
+    leaves more of the noise. Before the last fifth of the training the decay begins if it gains
+    something and any waiting loses something, both beyond their error bars; in the last fifth, if
+    no waiting gains. A loss that seems to rise is taken as one that stays.
 
     Args:
-        forecast: What a cooldown would gain.
-        fall: By how much the loss falls in a step.
-        left: Number of steps left, T.
+        found: What is known of the remaining steps, or the reason why nothing is.
+        left: Their number.
+        share: What share of the steps of the training they are.
 
     Returns:
-        Whether N − sT is positive beyond its error bar, and the numbers in a sentence.
-
-    Example:
-        >>> forecast = Forecast(400, Estimate(0.076, 0.002), step=4000)
-        >>> print(compare(forecast, Estimate(1.5e-7, 4e-7), left=4000)[1])
-        decaying now is worth 0.0760 ± 0.0039; 4,000 more constant steps 0.0006 ± 0.0031
+        Whether to begin, and the numbers in a sentence.
     """
-    if forecast.undefined is not None:
-        return False, f"not yet: {forecast}"
-    if math.isnan(fall.value):
-        return False, f"not yet: {fall.method}"
-    noise = forecast.gain.shifted(_LAG * forecast.horizon * max(0.0, fall.value))
-    staying = fall.scaled(left)
-    words = f"decaying now is worth {noise}; {left:,} more constant steps {staying}"
-    needed = math.hypot(_margin(noise), _margin(staying))
-    act = noise.value > _margin(noise) and noise.value - max(0.0, staying.value) > needed
+    in_last_fifth, at_the_last = share <= _SHARE + 1e-9, share <= _SHORTEST + 1e-9 or left <= 1
+    if isinstance(found, str):
+        if in_last_fifth or at_the_last:
+            return True, f"{share:.0%} of the steps are left, and there is no forecast: {found}"
+        return False, f"not yet: {found}"
+    worth, waits = found.gain(KEPT, 1, than=(1, 0)), [_waiting(found, k / 10) for k in range(1, 10)]
+    best = max(range(9), key=lambda k: waits[k].value)
+    words = f"decaying over the last {left:,} steps would end at {found.loss(KEPT, 1)}, "
+    if waits[best].value > 0:
+        later = round((9 - best) / 10 * left)
+        words += f"beginning {later:,} steps later {waits[best].value:.2g} lower"
+    else:
+        words += "beginning later no lower"
+    if at_the_last:
+        return True, f"{share:.0%} of the steps are left; {words}"
+    if in_last_fifth:
+        act = waits[best].value <= 0
+    else:
+        act = worth.value > worth.margin and all(wait.value + wait.margin < 0 for wait in waits)
     return act, words if act else f"not yet: {words}"
 
 
-def _margin(estimate: Estimate) -> float:
-    """Return the one-sided error bar of an estimate."""
-    return student_quantile(2 * _CONFIDENCE - 1, estimate.dof) * estimate.stderr
+def _waiting(found: Outcomes, left: float) -> Estimate:
+    """Return what is gained by waiting until a share of the remaining steps is left."""
+    step, horizon, noise = found.progress.step, found.horizon, found.noise
+    kept = 1 - (1 - KEPT) * left
+    fall, error = found.progress.fall(step + KEPT * horizon, step + kept * horizon)
+    removed = 1 - left**GROWTH
+    return Estimate(
+        max(fall, 0.0) - removed * noise.value, math.hypot(error, removed * noise.stderr)
+    )

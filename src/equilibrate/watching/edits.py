@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from equilibrate.watching.sharding import as_dtensor, local
@@ -44,6 +44,32 @@ def exchanged(params: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[No
                 _copy(params, own)
     finally:
         _borrowed[:] = [other for other in _borrowed if other is not mark]
+
+
+@contextmanager
+def kept_buffers(model: nn.Module | None) -> Iterator[None]:
+    """Give the buffers of a model their values back after a block, whatever happens to them in it.
+
+    Args:
+        model: The model; None if there is nothing to do.
+
+    Yields:
+        None.
+    """
+    modules = [] if model is None else list(model.modules())
+    before = [
+        (module._buffers, name, buffer, buffer.clone())
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        for buffers, name, buffer, value in before:
+            buffers[name] = buffer
+            if 0 not in buffer.stride():  # an expanded view cannot be written to
+                buffer.copy_(value)
 
 
 def are_exchanged(params: Sequence[Tensor]) -> bool:

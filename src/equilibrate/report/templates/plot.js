@@ -176,6 +176,15 @@ const Plot = (() => {
     return text.replace(/-/g, "−");
   }
 
+  // A number with its margin of error, rounded to the margin's second digit.
+  function plusMinus(v, margin) {
+    if (!isNumber(v) || !(isNumber(margin) && margin > 0)) return format(v);
+    const places = Math.max(0, 1 - Math.floor(Math.log10(margin)));
+    if (places > 7) return `${format(v)} ± ${format(margin, 2)}`;
+    const rounded = Number(v.toFixed(places)).toFixed(places);  // no sign on a zero
+    return `${rounded} ± ${margin.toFixed(places)}`.replace("-", "−");
+  }
+
   // The names without the beginning that all of them share, up to a dot.
   function shortNames(names) {
     if (names.length < 2) return names;
@@ -214,7 +223,7 @@ const Plot = (() => {
 
   return {
     isNumber, extent, bulk, padded, linearTicks, logTicks, symlogTicks, apart, scale, linePath,
-    bandPath, nearest, borders, format, shortNames, formatTime, shade, diverging,
+    bandPath, nearest, borders, format, plusMinus, shortNames, formatTime, shade, diverging,
   };
 })();
 if (typeof module !== "undefined") module.exports = Plot;

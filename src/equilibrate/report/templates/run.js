@@ -51,9 +51,34 @@
   // The vertical scales of a panel and what their buttons say. "bulk" leaves out extreme values.
   const FULL = { bulk: "bulk", linear: "full" };
   const LOG = { log: "log", linear: "linear" };
+  const ALL = { linear: "full", bulk: "bulk" };
 
   function curvePanels() {
     const found = [];
+    const { after, after_margin: margin, staying } = run.forecast;
+    const losses = [
+      { name: "loss", color: "loss", values: run.loss },
+      { name: "forecast: after a cooldown", color: "more-1", values: after, margin },
+      { name: "after staying as long", color: "right", dash: "6 3", values: staying },
+    ].filter((c) => present(c.values));
+    if (losses.length) {
+      found.push({ id: "loss", title: "Loss", curves: losses,
+        kinds: positive(losses.slice(0, 1)) ? LOG : FULL,
+        note: present(after) ? "Each forecast stands where it was made." : "" });
+    }
+    const rates = run.rates.values.map((values, g) => ({
+      name: run.lrs.length > 1 ? `group ${g}` : "learning rate", values,
+      color: ["rate", "left", "right", "more-1", "more-2"][g % 5], dash: g ? `${2 + 2 * g} 3` : null,
+    })).filter((c) => present(c.values));
+    if (rates.length) {
+      found.push({ id: "rate", title: "Learning rate", curves: rates, of: run.rates, dots: true,
+        kinds: positive(rates) ? LOG : ALL,
+        note: run.lowerings.lrs.length ? "Dots: a decision lowered it." : "" });
+    }
+    for (const [name, values] of Object.entries(run.others)) {
+      found.push({ id: `other-${name}`, title: name, kinds: ALL,
+        curves: [{ name, color: "more-1", values }] });
+    }
     const sides = [
       { name: "left side", color: "left", values: run.left },
       { name: "right side", color: "right", dash: "6 3", values: run.right },
@@ -67,32 +92,6 @@
         curves: [{ name: "residual", color: "left", values: run.residual, margin: run.margin }],
         zone: run.threshold, zero: true,
         note: run.threshold ? `Shaded: below the threshold of ${Plot.format(run.threshold)}.` : "" });
-    }
-    if (present(run.loss)) {
-      const curves = [{ name: "loss", color: "loss", values: run.loss }];
-      found.push({ id: "loss", title: "Loss", curves,
-        kinds: positive(curves) ? LOG : FULL });
-    }
-    const rates = run.rates.values.map((values, g) => ({
-      name: run.lrs.length > 1 ? `group ${g}` : "learning rate", values,
-      color: ["rate", "left", "right", "more-1", "more-2"][g % 5], dash: g ? `${2 + 2 * g} 3` : null,
-    })).filter((c) => present(c.values));
-    if (rates.length) {
-      found.push({ id: "rate", title: "Learning rate", curves: rates, of: run.rates, dots: true,
-        kinds: positive(rates) ? LOG : FULL,
-        note: run.lowerings.lrs.length ? "Dots: a decision lowered it." : "" });
-    }
-    const gains = run.gains.filter((g) => present(g.gain)).map((g, k) => ({
-      name: `over ${Plot.format(g.horizon)} steps`, values: g.gain, margin: g.margin,
-      color: ["left", "right", "more-1", "more-2"][k % 4], dash: k ? `${2 + 4 * k} 3` : null,
-    }));
-    if (gains.length) {
-      found.push({ id: "gain", title: "Forecast: what a cooldown would gain", curves: gains,
-        zero: true, kinds: FULL, note: "Decrease of the training loss." });
-    }
-    for (const [name, values] of Object.entries(run.others)) {
-      found.push({ id: `other-${name}`, title: name, kinds: { linear: "full", bulk: "bulk" },
-        curves: [{ name, color: "more-1", values }] });
     }
     return found;
   }
@@ -150,7 +149,8 @@
       ? [...seen(withMargin(c.values, c.margin, -1)), ...seen(withMargin(c.values, c.margin, 1))]
       : []));
     let domain = (panel.kind === "bulk" ? Plot.bulk(all)
-      : Plot.extent(panel.kind === "log" ? all : [...all, ...wide])) || [0, 1];
+      : Plot.extent(panel.kind === "log" ? all.filter((v) => v > 0) : [...all, ...wide]))
+      || [0.1, 1];
     if (panel.kind === "log") {
       const [low, high] = domain;
       return Plot.scale("log", low < high ? [low / 1.08, high * 1.08] : [low / 2, high * 2], range);
@@ -218,9 +218,12 @@
       const py = curve.values.map(y.map);
       const stroke = `var(--${curve.color})`;
       if (curve.margin && present(curve.margin)) {
-        inner.append(make("path", { class: "band", fill: stroke, "fill-opacity": 0.16, d: Plot.bandPath(px,
-          withMargin(curve.values, curve.margin, -1).map(y.map),
-          withMargin(curve.values, curve.margin, 1).map(y.map)) }));
+        // On a logarithmic scale the band goes down to the edge where its lower end is negative.
+        const low = withMargin(curve.values, curve.margin, -1).map(
+          (v) => (v === null ? null : y.map(v) ?? height));
+        const high = withMargin(curve.values, curve.margin, 1).map(y.map);
+        inner.append(make("path", { class: "band", fill: stroke, "fill-opacity": 0.16,
+          d: Plot.bandPath(px, low, high) }));
       }
       inner.append(make("path", { class: "curve", d: Plot.linePath(px, py), stroke,
         "stroke-dasharray": curve.dash || null }));
@@ -362,15 +365,16 @@
 
   // The cursor --------------------------------------------------------------------------------
 
-  const plusMinus = (v, margin) => (Plot.isNumber(margin)
-    ? `${Plot.format(v)} ± ${Plot.format(margin, 2)}` : Plot.format(v));
-
   function describe(row) {
     const parts = [`step ${Plot.format(run.x.step[row])}`];
     if (run.x.epoch) parts.push(`epoch ${Plot.format(run.x.epoch[row])}`);
     if (run.loss[row] !== null) parts.push(`loss ${Plot.format(run.loss[row], 4)}`);
+    if (run.forecast.after[row] !== null) {
+      parts.push(`after a cooldown ${Plot.plusMinus(run.forecast.after[row],
+        run.forecast.after_margin[row])}`);
+    }
     if (run.residual[row] !== null) {
-      parts.push(`L/R − 1 = ${plusMinus(run.residual[row], run.margin[row])}`);
+      parts.push(`L/R − 1 = ${Plot.plusMinus(run.residual[row], run.margin[row])}`);
     }
     const rates = run.lrs.map((column) => column[row]).filter((v) => v !== null);
     if (rates.length) parts.push(`lr ${rates.map((v) => Plot.format(v)).join(", ")}`);
@@ -393,18 +397,21 @@
       const column = Plot.nearest(xValues(run.layers), xValues()[row]);
       const state = run.layers.states[run.layers.state[layer][column]];
       return [run.layers.names[layer] + (run.layers.scale_invariant[layer] ? " ⊥" : ""),
-        `L/R − 1 = ${plusMinus(run.layers.residual[layer][column],
+        `L/R − 1 = ${Plot.plusMinus(run.layers.residual[layer][column],
           run.layers.margin[layer][column])}`, ...(state ? [state] : []),
         `step ${Plot.format(run.layers.x.step[column])}`];
     }
     const place = rowIn(panel, row);
-    const curves = panel.curves.map((c) => `${c.name}: ${plusMinus(c.values[place],
+    const shown = panel.curves.filter((c) => c.values[place] !== null);
+    const curves = shown.map((c) => `${c.name}: ${Plot.plusMinus(c.values[place],
       c.margin ? c.margin[place] : null)}`);
     const where = describe(row).slice(0, run.x.epoch ? 2 : 1).join(", ");
     const time = run.x.time ? ` (${Plot.formatTime(run.x.time[row])})` : "";
     const window = Plot.isNumber(run.count[row]) && ["sides", "residual"].includes(panel.id)
       ? [`window of ${Plot.format(run.count[row])} steps`] : [];
-    return [where + time, ...curves, ...window];
+    const horizon = run.forecast.after[row] !== null && panel.id === "loss"
+      ? [`cooldown over ${Plot.format(run.forecast.horizon[row])} steps`] : [];
+    return [where + time, ...curves, ...window, ...horizon];
   }
 
   function showTip(panel, row, layer, pageX, pageY) {
