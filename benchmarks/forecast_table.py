@@ -8,8 +8,10 @@ that the forecast was tuned on are named in `TUNED`; the tables and the figure s
 """
 
 import argparse
+import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 from tables import replace_table
 
-from equilibrate.forecast.outcome import KEPT, History, Outcomes, Samples, outcomes
+from equilibrate.forecast.outcome import KEPT, History, Outcomes, Samples, outcomes, shares
 
 ROOT = Path(__file__).parents[1]
 RECORDS = Path(__file__).parent / "results" / "forecast"
@@ -55,6 +57,10 @@ class Branch:
     """Rival: the loss now, less that of averaged weights."""
     power_law: float
     """Rival: the fall of a power law through all losses so far."""
+    annealing: float
+    """Rival: what an annealing law says that was fitted to another run of the task."""
+    gradients: float
+    """Rival of `over`: E_h, half the mean of (θ − m)·g."""
 
 
 def history(record: dict[str, Any], step: int) -> History:
@@ -88,7 +94,71 @@ def power_law(losses: np.ndarray, ahead: float) -> float:
     return best[1]
 
 
-def branches(run: str, record: dict[str, Any]) -> Iterator[Branch]:
+@dataclass(frozen=True)
+class AnnealingLaw:
+    """L = L₀ + A S₁^−α − C S₂ (arXiv 2408.11029), with S₁ the sum of all learning rates.
+
+    S₂ is the sum of what the learning rate was lowered by, each with a momentum λ.
+    """
+
+    momentum: float
+    power: float
+    weights: np.ndarray
+
+    def terms(self, lr: float, step: np.ndarray, horizon: np.ndarray) -> np.ndarray:
+        """Return 1, S₁^−α and −S₂ after some constant steps and a linear cooldown."""
+        kept = 1 / (1 - self.momentum)
+        lowered = lr * kept * (1 - kept * (1 - self.momentum**horizon) / np.maximum(horizon, 1))
+        area = lr * (step + horizon / 2)
+        return np.stack([np.ones(len(step)), area**-self.power, -lowered * (horizon > 0)], axis=1)
+
+    def gain(self, lr: float, step: int, horizon: int) -> float:
+        """Return the fall of the loss in a cooldown."""
+        now, end = (self.terms(lr, np.array([step]), np.array([n])) for n in (0, horizon))
+        return ((now - end) @ self.weights).item()
+
+
+def annealing_law(record: dict[str, Any]) -> AnnealingLaw:
+    """Fit the law to a trunk and the ends of its cooldowns, which together weigh as much."""
+    losses, lr = np.array(record["losses"]), record["settings"]["lr"]
+    steps = np.arange(len(losses) // 12, len(losses), len(losses) // 50)
+    width = len(losses) // 100
+    smooth = np.array([losses[step - width : step + width].mean() for step in steps])
+    ends = [made for made in record["branches"] if made["kind"] == "cooldown"]
+    gains = [
+        np.mean(record["evaluations"][f"{b['step']} {b['horizon']}"]["now"]) - b["loss"]
+        for b in ends
+    ]
+    begun = np.array([b["step"] for b in ends])
+    starts = np.interp(begun, steps, smooth)
+    step = np.concatenate([steps, begun])
+    horizon = np.concatenate([0 * steps, [b["horizon"] for b in ends]])
+    target = np.concatenate([smooth, starts - gains])
+    root = np.sqrt([1.0] * len(steps) + [len(steps) / len(ends)] * len(ends))
+    best = (math.inf, AnnealingLaw(0.99, 0.5, np.zeros(3)))
+    for momentum in (0.9, 0.98, 0.99, 0.995, 0.998, 0.999):
+        for power in np.linspace(0.1, 2, 39).tolist():
+            law = AnnealingLaw(momentum, power, np.zeros(3))
+            a = law.terms(lr, step, horizon) * root[:, None]
+            fitted, *_ = np.linalg.lstsq(a, target * root, rcond=None)
+            square = float(((a @ fitted - target * root) ** 2).sum())
+            if square < best[0]:
+                best = square, AnnealingLaw(momentum, power, fitted)
+    return best[1]
+
+
+def gradients_alone(record: dict[str, Any], step: int, horizon: int) -> float:
+    """Return E_h from the later half of the steps before a branch, or as it was recorded."""
+    products = [row[2] for row in record["products"] if step / 2 < row[0] < step]
+    if products:
+        return float(np.mean(products)) / 2
+    recorded = {row[0]: row[1:] for row in record.get("gradients", ())}
+    short, long = recorded.get(step, (math.nan, math.nan))
+    found = short if horizon < 275 else long  # those of 150 and 400 steps
+    return math.nan if found is None else found
+
+
+def branches(run: str, record: dict[str, Any], law: AnnealingLaw | None = None) -> Iterator[Branch]:
     """Yield the cooldowns of a run that begin after the first eighth of its trunk."""
     for made in record["branches"]:
         step, n = made["step"], made["horizon"]
@@ -115,6 +185,8 @@ def branches(run: str, record: dict[str, Any]) -> Iterator[Branch]:
             staying - end,
             float(past.differences.values[-8:].mean()),
             power_law(np.array(record["losses"][:step]), n),
+            law.gain(record["settings"]["lr"], step, n) if law else math.nan,
+            gradients_alone(record, step, n),
         )
 
 
@@ -123,7 +195,7 @@ def summary(found: list[Branch]) -> str:
     lines = [
         "| | branches | realised/forecast gain: median, 10 % to 90 % | within 10 %; 20 % | "
         "95 % intervals cover | half-width of these/gain | error, nats: forecast; averaged "
-        "weights; power law | error of the gain over staying, nats |",
+        "weights; power law; annealing law | the same of the gain over staying: forecast; E_h |",
         "|" + " --- |" * 8,
     ]
     for title, chosen in [
@@ -137,16 +209,92 @@ def summary(found: list[Branch]) -> str:
             cover = np.mean([abs(b.realised - b.gain) < b.margin for b in chosen])
             width = np.median([b.margin / b.gain for b in chosen])
             errors = [
-                np.mean([abs(b.realised - getattr(b, name)) for b in chosen])
-                for name in ("gain", "averaged", "power_law")
+                _mean_error([b.realised - getattr(b, name) for b in chosen])
+                for name in ("gain", "averaged", "power_law", "annealing")
             ]
-            over = np.nanmean([abs(b.realised_over - b.over) for b in chosen])
+            overs = [
+                _mean_error([b.realised_over - getattr(b, name) for b in chosen])
+                for name in ("over", "gradients")
+            ]
             lines.append(
                 f"| {title} | {len(chosen)} | {middle:.2f}, {low:.2f} to {high:.2f} | "
                 f"{np.mean(off < 0.1):.0%}; {np.mean(off < 0.2):.0%} | {cover:.0%} | "
-                f"{width:.0%} | {'; '.join(f'{error:.3f}' for error in errors)} | {over:.3f} |"
+                f"{width:.0%} | {'; '.join(errors)} | {'; '.join(overs)} |"
             )
     return "\n".join(lines)
+
+
+def _mean_error(errors: list[float]) -> str:
+    known = [abs(error) for error in errors if not math.isnan(error)]
+    return f"{np.mean(known):.3f}" if known else "–"
+
+
+CHANGES = {
+    "half": ("half the learning rate", shares(0.5, 1)),
+    "tenth": ("a tenth of it", shares(0.1, 1)),
+    "batch": ("twice the batch", shares(1, 2)),
+}
+
+
+def what_if(records: dict[str, dict[str, Any]]) -> str:
+    """Return how other learning rates and batches came out, as a table."""
+    lines = [
+        "| what if | branches | realised/forecast gain: median, 10 % to 90 % | "
+        "95 % intervals cover |",
+        "|" + " --- |" * 4,
+    ]
+    for kind, (title, (kept, removed)) in CHANGES.items():
+        ratios, covered = [], []
+        for record in records.values():
+            for made in (b for b in record["branches"] if b["kind"] == kind):
+                step, n = made["step"], made["horizon"]
+                found = outcomes(history(record, step), n)
+                assert isinstance(found, Outcomes)
+                gain = found.gain(kept, removed)
+                realised = np.mean(record["evaluations"][f"{step} {n}"]["now"]) - made["loss"]
+                ratios.append(realised / gain.value)
+                covered.append(gain.covers(float(realised)))
+        if ratios:
+            low, middle, high = np.percentile(ratios, [10, 50, 90])
+            cells = f"{middle:.2f}, {low:.2f} to {high:.2f} | {np.mean(covered):.0%}"
+            lines.append(f"| {title} | {len(ratios)} | {cells} |")
+    return "\n".join(lines)
+
+
+def ordering(records: dict[str, dict[str, Any]]) -> str:
+    """Return how many pairs of runs of a task are ordered as their cooled-down losses, as a table.
+
+    Pairs are runs of one seed with another learning rate or batch size.
+    """
+    lines = ["| task, step | pairs | forecast | loss | averaged weights |", "|" + " --- |" * 5]
+    for task in TITLES:
+        runs = [r for name, r in records.items() if re.match(rf"{task}-[13](-|$)", name)]
+        cooldowns = [b for r in runs for b in r["branches"] if b["kind"] == "cooldown"]
+        for step in sorted({b["step"] for b in cooldowns}):
+            right, pairs = np.zeros(3, dtype=int), 0
+            for horizon in sorted({b["horizon"] for b in cooldowns if b["step"] == step}):
+                ends = [end for r in runs if (end := _ends(r, step, horizon))]
+                for one, other in itertools.combinations(ends, 2):
+                    pairs += 1
+                    for i in range(3):
+                        right[i] += (one[0] < other[0]) == (one[i + 1] < other[i + 1])
+            if pairs:
+                cells = " | ".join(map(str, right))
+                lines.append(f"| {TITLES[task]}, {step:,} | {pairs} | {cells} |")
+    return "\n".join(lines)
+
+
+def _ends(record: dict[str, Any], step: int, horizon: int) -> tuple[float, ...] | None:
+    """Return the loss after a cooldown, its forecast, the loss before, and that of the average."""
+    wanted = {"step": step, "kind": "cooldown", "horizon": horizon}
+    ends = [made["loss"] for made in record["branches"] if wanted.items() <= made.items()]
+    past = history(record, step)
+    found = outcomes(past, horizon)
+    if not ends or not isinstance(found, Outcomes):
+        return None
+    loss = float(np.mean(record["losses"][step - 100 : step]))
+    averaged = loss - float(past.differences.values[-8:].mean())
+    return ends[0], found.loss(KEPT, 1).value, loss, averaged
 
 
 def table(found: list[Branch]) -> str:
@@ -200,6 +348,14 @@ def draw(found: list[Branch], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def _law_of_another(run: str, records: dict[str, dict[str, Any]]) -> AnnealingLaw | None:
+    """Return the annealing law of another run of the task, one that was tuned on if there is."""
+    task = run.split("-")[0]
+    others = [name for name in sorted(records) if name.split("-")[0] == task and name != run]
+    others = [name for name in others if records[name].get("finished")]
+    return annealing_law(records[others[0]]) if others else None
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Put the tables into the page and draw the figure."""
     parser = argparse.ArgumentParser(
@@ -208,14 +364,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=RECORDS)
     options = parser.parse_args(arguments)
     records = {path.stem: json.loads(path.read_text()) for path in options.records.glob("*.json")}
-    made = {run: list(branches(run, record)) for run, record in sorted(records.items())}
+    made = {
+        run: list(branches(run, record, _law_of_another(run, records)))
+        for run, record in sorted(records.items())
+    }
     found = [b for run, chosen in made.items() if run not in TUNED for b in chosen]
     tuned = [b for run, chosen in made.items() if run in TUNED for b in chosen]
     if not found:
         raise SystemExit(f"{options.records} holds no branch to report")
     draw(found, FIGURE)
     page = PAGE.read_text()
-    parts = {"forecast": summary(found), "forecast tuned": summary(tuned), "branches": table(found)}
+    reported = {run: record for run, record in records.items() if run not in TUNED}
+    parts = {
+        "forecast": summary(found),
+        "what if": what_if(reported),
+        "ordering": ordering(reported),
+        "forecast tuned": summary(tuned),
+        "branches": table(found),
+    }
     for name, text in parts.items():
         print(text, end="\n\n")
         page = replace_table(page, name, text)

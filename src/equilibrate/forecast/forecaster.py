@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
 from equilibrate.forecast.losses import Losses, check_loss
-from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes
+from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes, shares
 from equilibrate.forecast.tracker import SampleLog, Tracker
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import exchanged, kept_buffers
@@ -35,9 +35,6 @@ _FEWEST = 8
 """Samples without which there is no forecast."""
 _TOLERANCE = 0.2
 """By which share learning rates may differ and still count as the same."""
-_LR_POWER = math.log(KEPT) / math.log(0.5)
-"""Power of the mean learning rate with which progress slows down: that of a linear cooldown, whose
-mean is a half, keeps two thirds of it."""
 
 
 class Forecaster(Watcher):
@@ -176,7 +173,7 @@ class Forecaster(Watcher):
         found = self.outcomes(check_steps("steps", steps))
         if isinstance(found, str):
             return Estimate(math.nan, math.nan, method=found)
-        return found.loss(lr**_LR_POWER, 1 - lr / batch)
+        return found.loss(*shares(lr, batch))
 
     @contextmanager
     def averaged(self, model: nn.Module | None = None) -> Iterator[None]:

@@ -44,6 +44,9 @@ from equilibrate.forecast.progress import STARTS, Progress, fit, longest_agreein
 
 KEPT = 2 / 3
 """Share of the progress that a linear cooldown keeps."""
+_LR_POWER = math.log(KEPT) / math.log(0.5)
+"""Power of the mean learning rate with which progress slows down: a linear cooldown, whose mean is
+a half, keeps two thirds of it."""
 _AGE = 1 / 3
 """Mean age of a mean that tells the noise of a cooldown, in units of the length of this one."""
 GROWTH = 0.15
@@ -127,6 +130,19 @@ class Outcomes:
         return _estimate(
             fall + more * self.noise.value, math.hypot(error, more * self.noise.stderr)
         )
+
+
+def shares(lr: float, batch: float) -> tuple[float, float]:
+    """Return the shares of the progress that is kept and of the noise that goes away.
+
+    Args:
+        lr: By what the learning rate is multiplied.
+        batch: By what the batch size is multiplied.
+
+    Returns:
+        The arguments of `Outcomes.loss`.
+    """
+    return lr**_LR_POWER, 1 - lr / batch
 
 
 def outcomes(history: History, horizon: int) -> Outcomes | str:
