@@ -60,7 +60,7 @@ def test_losses_of_the_host_are_added_up_where_the_processes_can(monkeypatch):
     monkeypatch.setattr(dist, "get_backend_config", lambda group: "meta:nccl")
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     with pytest.raises(InterruptedError):
-        recorded([0.5]).blocks()
+        recorded([0.5]).blocks(shared=True)
     assert places == ["meta"]
 
 

@@ -27,7 +27,7 @@ def test_sharded_forecasts_equal_those_of_a_single_process(processes, expected, 
             torch.testing.assert_close(m, e)
 
 
-def test_data_parallel_forecasts_equal_those_of_a_single_process(processes, expected):
+def test_data_parallel_forecasts_need_no_communication(processes, expected):
     single, _ = expected
     for found in processes.run(sharded.data_parallel, STEPS):
         assert found.gain.value == pytest.approx(single.gain.value, rel=1e-8)

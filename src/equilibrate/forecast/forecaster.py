@@ -49,8 +49,9 @@ class Forecaster(Watcher):
 
     A forecaster only adds hooks to the optimizer: training is bit-identical with and without it,
     and no step waits for the device. It keeps one copy of the parameters, in single precision if
-    theirs is lower. The hooks hold no reference to the forecaster: keep it in a variable. If there
-    are several processes, `forecast` and `state_dict` are collective: call them on every process.
+    theirs is lower. The hooks hold no reference to the forecaster: keep it in a variable. If
+    parameters are sharded, `forecast` and `state_dict` are collective: call them on every process.
+    Otherwise each process forecasts from its own losses.
 
     The gradient is the one in `p.grad`: clipped if you clip it, averaged over the processes of
     DDP, accumulated over micro-batches, divided by the scale of a `GradScaler`.
@@ -128,8 +129,8 @@ class Forecaster(Watcher):
     def forecast(self, horizon: float | None = None) -> Forecast:
         """Return where the run would end after a cooldown.
 
-        It waits for the device, so ask once in a while, not at every step. If there are several
-        processes, all of them must call it.
+        It waits for the device, so ask once in a while, not at every step. If parameters are
+        sharded, every process must call it.
 
         Args:
             horizon: Length of the cooldown, in steps, or below 1 as a share of the steps so far; by
@@ -411,15 +412,20 @@ class Forecaster(Watcher):
             since = step
         return max(self._start, since)
 
-    def outcomes(self, horizon: int) -> Outcomes | str:
+    def outcomes(self, horizon: int, *, shared: bool = False) -> Outcomes | str:
         """Return what is known of the next steps, or why nothing is; see `forecast`.
 
         Args:
             horizon: Number of steps.
+            shared: Whether all processes call it and must find the same. They must call it anyway
+                if parameters are sharded.
         """
         self.follow_parameters()
-        products, differences = self._totals(), over_processes(self._differences.cpu())
-        ago, losses, counts = self._losses.blocks()
+        shared |= self._parameters.layout.processes > 1
+        products, differences = self._totals(), self._differences.cpu()
+        if shared:
+            differences = over_processes(differences) / over_processes(torch.ones(()))
+        ago, losses, counts = self._losses.blocks(shared=shared)
         if self._begin_again_if_not_finite():
             return "parameters or gradients were not finite, so the averages begin again"
         since = self.constant_since()
@@ -428,14 +434,13 @@ class Forecaster(Watcher):
         inside = ago < seen
         made = products[:, 1] > 0.5
         values = torch.where(made, products[:, 0], math.nan).numpy()
-        processes = over_processes(torch.ones(())).item()
         history = History(
             self._step,
             self._step - ago[inside],
             losses[inside],
             counts[inside],
             self._products.samples(values, since),
-            self._compared.samples(differences.numpy() / processes, since),
+            self._compared.samples(differences.numpy(), since),
         )
         found = outcomes(history, horizon)
         if found == "no loss was handed over":

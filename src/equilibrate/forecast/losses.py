@@ -23,8 +23,7 @@ class Losses:
     """The losses of successive steps over the half-running window, one for each call of `add`.
 
     Losses that are not finite are left out. Nothing waits for the device until `blocks` is
-    asked for. If the default process group is initialized, losses are averaged over its processes
-    then.
+    asked for.
     """
 
     def __init__(self) -> None:
@@ -55,28 +54,36 @@ class Losses:
         if len(self._given) == _PENDING:
             self._settle()
 
-    def blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean losses over the later half of the steps.
+    def blocks(self, *, shared: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean losses over the later half of the steps. It waits for the device.
 
-        It waits for the device, and if there are several processes, all of them must call it.
+        Args:
+            shared: Whether to average over all processes, each of which must then call it.
 
         Returns:
             How many steps ago the middle of each mean was, the means, and how many losses are in
             each. Steps without a finite loss are left out.
         """
-        rows, lengths = self._shared()
+        if shared:
+            self.share()
+        self._settle()
+        if self._window is None:
+            return np.zeros(0), np.zeros(0), np.zeros(0)
+        rows, lengths = self._window.rows().cpu().numpy(), self._window.lengths().astype(float)
         ago = lengths.sum() - np.cumsum(lengths) + lengths / 2
         used = rows[:, 1] > 0
         return ago[used], rows[used, 0] / rows[used, 1], rows[used, 1]
 
-    def is_empty(self) -> bool:
-        """Return whether no step had a loss."""
-        self._settle()
-        return self._window is None or not bool(self._window.rows()[:, 1].any())
-
     def share(self) -> None:
-        """Give all processes the same losses; all of them must call it."""
-        self._shared()
+        """Give all processes the mean of their losses; all of them must call it."""
+        self._settle()
+        if self._window is None:
+            return
+        own = self._window.rows().cpu()
+        total = over_processes(own)
+        if total is not own:
+            scale = own[:, 1:] / total[:, 1:].clamp(min=1)
+            self._window.rows().copy_(total * scale)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state; None before the first loss."""
@@ -114,18 +121,6 @@ class Losses:
         rows = torch.stack([torch.where(used, values, 0.0), used.double()], dim=1)
         self._window.extend(rows, [1] * len(rows))
         self._given = []
-
-    def _shared(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return sums, counts and lengths of the window's rows, over all processes."""
-        self._settle()
-        if self._window is None:
-            return np.zeros((0, 2)), np.zeros(0)
-        own = self._window.rows().cpu()
-        total = over_processes(own)
-        if total is not own:  # what any one of the processes saves from now on is right for all
-            scale = own[:, 1:] / total[:, 1:].clamp(min=1)
-            self._window.rows().copy_(total * scale)
-        return total.numpy(), self._window.lengths().astype(float)
 
 
 def check_loss(loss: Any) -> float | Tensor:

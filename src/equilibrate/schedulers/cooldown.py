@@ -231,7 +231,7 @@ class Cooldown(LRScheduler):
                 "no loss was handed over, without which the decay begins when "
                 f"{_SHARE:.0%} of the steps are left: call scheduler.step(loss)",
             )
-        found = self.forecaster.outcomes(left)
+        found = self.forecaster.outcomes(left, shared=True)
         act, reason = judge(found, left, left / self.total_steps)
         lrs = tuple(read_lrs(self.optimizer))
         if act:
