@@ -122,9 +122,15 @@ def test_while_it_decays_nothing_is_measured_and_averages_are_the_own_weights():
     run.train(100)
     assert run.scheduler.forecaster.step == before
     assert run.scheduler.state_dict()["forecaster"] is None
+    assert run.scheduler.forecaster.forecast().undefined == "nothing is measured any more"
     own = run.params[0].detach().clone()
     with run.scheduler.forecaster.averaged():
         assert torch.equal(run.params[0].detach(), own)
+
+
+def test_a_copy_of_a_decaying_scheduler_measures_nothing_either():
+    copied = copy.deepcopy(Run().train(1900).scheduler)
+    assert not copied.forecaster.is_attached
 
 
 @pytest.mark.parametrize("stopped", [60, 611, 1500])

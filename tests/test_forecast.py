@@ -499,6 +499,16 @@ def test_reset_and_added_parameters_begin_anew():
     assert forecaster.forecast().undefined is None
 
 
+def test_a_state_saved_right_after_a_group_was_added_is_loaded():
+    model = small_model()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    forecaster = eq.Forecaster(optimizer, every=4)
+    train(model, optimizer, 20, forecaster=forecaster)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(5))]})
+    forecaster.load_state_dict(forecaster.state_dict())
+    assert forecaster.step == 20
+
+
 def test_idle_steps_are_not_counted_and_detached_forecasters_see_nothing():
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

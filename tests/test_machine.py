@@ -125,8 +125,10 @@ class World:
         """Everything that can be read, in words, and the averaged parameters."""
         with self.forecaster.averaged():
             averaged = [p.detach().tolist() for p in self.params]
-        readings = self.monitor.read()
-        return repr((readings.whole, readings.groups, self.forecaster.forecast(), averaged))
+        readings, found = self.monitor.read(), self.forecaster.forecast(20)
+        # In a decay, a forecaster that was loaded has not seen the steps before it.
+        forecast = str(found), found.gain, found.after, found.noise
+        return repr((readings.whole, readings.groups, forecast, averaged))
 
 
 class Machine(RuleBasedStateMachine):

@@ -239,6 +239,7 @@ class Forecaster(Watcher):
         the state of an optimizer it is not copied: to return to a state later without saving it,
         keep a `copy.deepcopy` of it. If parameters are sharded, every process must call it.
         """
+        self.follow_parameters()
         return {
             **self._counters(),
             "horizon": self._horizon,
@@ -278,6 +279,7 @@ class Forecaster(Watcher):
             "optimizer": self._optimizer,
             "model": self._model,
             "every": self._every,
+            "attached": self.is_attached,
             "state_dict": self.state_dict(),
         }
 
@@ -285,6 +287,8 @@ class Forecaster(Watcher):
         """Attach the copy to its own optimizer."""
         self.__init__(state["optimizer"], state["model"], every=state["every"])
         self.load_state_dict(state["state_dict"])
+        if not state["attached"]:
+            self.detach()
 
     # Steps ------------------------------------------------------------------------------------
 
@@ -428,6 +432,8 @@ class Forecaster(Watcher):
         ago, losses, counts = self._losses.blocks(shared=shared)
         if self._begin_again_if_not_finite():
             return "parameters or gradients were not finite, so the averages begin again"
+        if not self.is_attached and not self._taken:
+            return "nothing is measured any more"
         since = self.constant_since()
         if (seen := self._step - since) < (needed := _FEWEST * self._every):
             return f"{seen} of {needed} steps seen at this learning rate"
