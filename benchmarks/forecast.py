@@ -65,18 +65,19 @@ class Means:
         for i, decay in enumerate([*decays, 2 ** (-MEAN_EVERY / growing)]):
             self._weights[i] = decay * self._weights[i] + 1 - decay
             share = (1 - decay) / self._weights[i]
-            torch._foreach_lerp_(self._means[i], self._params, share)  # pyright: ignore
+            for m, p in zip(self._means[i], self._params, strict=True):
+                m.lerp_(p, share)
 
     @torch.no_grad()
     def values(self, training: Training) -> list[float]:
         """Return the loss of the next batch at the parameters and at each mean."""
         own = [p.detach().clone() for p in self._params]
-        found = [training.value()]
-        for mean in self._means:
-            torch._foreach_copy_(self._params, mean)  # pyright: ignore
+        found = []
+        for values in (own, *self._means, own):
+            for p, value in zip(self._params, values, strict=True):
+                p.copy_(value)
             found.append(training.value())
-        torch._foreach_copy_(self._params, own)  # pyright: ignore
-        return found
+        return found[:-1]
 
 
 def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace) -> None:

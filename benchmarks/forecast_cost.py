@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,6 +37,9 @@ def main() -> None:
     data = type(data)(tokens, tokens, "random", 32 if options.tiny else 1024).to(device)
     training = Training(task, data, 0, tiny=options.tiny)
 
+    def value(step: int) -> torch.Tensor:
+        return training.loss(*training.batch(step))
+
     def seconds(kind: str) -> float:
         scheduler = None
         if kind.startswith("Cooldown"):
@@ -45,10 +49,9 @@ def main() -> None:
             if k == 20:
                 _synchronize()
                 begun = time.perf_counter()
-            step = training.step
+            again = partial(value, training.step) if "values" in kind else None
             loss = training.train(6e-4)
             if scheduler is not None:
-                again = (lambda: training.loss(*training.batch(step))) if "values" in kind else None  # noqa: B023
                 scheduler.step(loss, again)
         _synchronize()
         if scheduler is not None:

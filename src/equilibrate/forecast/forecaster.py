@@ -16,18 +16,22 @@ from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
 from equilibrate.forecast.losses import Losses, check_loss
 from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes, shares
-from equilibrate.forecast.tracker import SampleLog, Tracker
+from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
-from equilibrate.watching.edits import exchanged, kept_buffers
+from equilibrate.watching.edits import kept_buffers
 from equilibrate.watching.rates import Scalar, learning_rate
-from equilibrate.watching.sharding import distribute_like, local, over_processes
+from equilibrate.watching.sharding import over_processes
 from equilibrate.watching.watcher import Watcher
 
-_PRODUCTS, _DIFFERENCES = 1024, 256
-"""Samples that are kept."""
+_DIFFERENCES = 256
+"""Comparisons that are kept."""
+_CHANGES = 1024
+"""Changes of the learning rate that are kept."""
 _BETWEEN = 50
 """Steps between two comparisons. A forward pass is a third of a step, so they take 0.7 % of the
 time."""
+_OF_HORIZON = 0.24
+"""Half-life of a mean that is made for a cooldown, in units of its length."""
 _HALF_LIFE = 0.05
 """Half-life of the mean in units of the steps so far. It is then 7 % of these steps old, which fits
 a cooldown over a fifth of them."""
@@ -42,10 +46,10 @@ class Forecaster(Watcher):
 
     Call `update(loss)` after every optimizer step. The forecaster keeps one running mean m of the
     parameters. At one in `every` steps it samples (θ − m)·g with the parameters θ and the gradient
-    g of the mini-batch, which tells how much of the loss is noise that a cooldown would remove. If
+    g of the mini-batch, which measures the noise of the loss that a cooldown would remove. If
     `update` is also given a closure that evaluates the loss of the mini-batch, it compares the
-    losses at the parameters and at their mean every 50 steps, which tells it better. From the
-    losses it tells how the training goes on. `forecast.outcome` has the formulas.
+    losses at the parameters and at their mean every 50 steps, which is a better measure. The losses
+    so far are extrapolated. `forecast.outcome` has the formulas.
 
     A forecaster only adds hooks to the optimizer: training is bit-identical with and without it,
     and no step waits for the device. It keeps one copy of the parameters, in single precision if
@@ -90,14 +94,9 @@ class Forecaster(Watcher):
     ) -> None:
         self._horizon = None if horizon is None else check_steps("horizon", horizon)
         self._model = model
-        self._exchanged = False
-        """Whether the parameters have their averaged values."""
-        self._trackers: list[Tracker] = []
         self._pending = False
         """Whether a sample waits for the gradient of the step that is being made."""
         self._losses = Losses()
-        self._products = SampleLog(_PRODUCTS)
-        self._compared = SampleLog(_DIFFERENCES)
         super().__init__(optimizer, every)
         self._check_model(model)
 
@@ -123,7 +122,8 @@ class Forecaster(Watcher):
                 it.
         """
         self._losses.add(loss)
-        if closure is not None and loss is not None and self._step >= self._due and self._taken:
+        is_due = self._step >= self._due and self._mean.taken
+        if is_due and closure is not None and loss is not None:
             self._compare(check_loss(loss), closure)
 
     def forecast(self, horizon: float | None = None) -> Forecast:
@@ -211,8 +211,8 @@ class Forecaster(Watcher):
         """
         self._check_model(model)
         self.follow_parameters()
-        self._begin_again_if_not_finite()
-        with kept_buffers(model or self._model), self._exchange():
+        self._begin_again_if_not_finite(self._mean.totals())
+        with kept_buffers(model or self._model), self._mean.exchange():
             yield
 
     def share_losses(self) -> None:
@@ -243,34 +243,22 @@ class Forecaster(Watcher):
         return {
             **self._counters(),
             "horizon": self._horizon,
-            "unseen": self._unseen,
-            "age": self._age,
-            "last_sample": self._last_sample,
             "due": self._due,
-            # Lists: tensors must have the same shape at any time to be loaded.
-            "products": self._products.state_dict(self._totals()),
+            **self._mean.state_dict(),
             "differences": self._compared.state_dict(self._differences[:, None]),
             "losses": self._losses.state_dict(),
             "rates": [[step, *map(float, lrs)] for step, lrs in self._rates],
-            "mean": self._mean(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
         self._load_counters(state_dict)
         self._horizon, self._due = state_dict["horizon"], state_dict["due"]
-        self._unseen, self._age = state_dict["unseen"], state_dict["age"]
-        self._last_sample = state_dict["last_sample"]
-        self._rates = deque((int(step), list(lrs)) for step, *lrs in state_dict["rates"])
-        with torch.no_grad():
-            for mean, saved in zip(self._mean(), state_dict["mean"], strict=True):
-                local(mean).copy_(local(saved))
-        # All of them in one place: only their total is ever used.
-        first = self._trackers[0].samples
-        rows = self._products.load_state_dict(state_dict["products"], width=2)
-        first.copy_(first.new_tensor(rows) / self._parameters.layout.processes)
+        rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
+        self._rates = deque(rates, maxlen=_CHANGES)
+        self._mean.load_state_dict(state_dict)
         rows = self._compared.load_state_dict(state_dict["differences"], width=1)
-        self._differences = torch.tensor(rows, dtype=torch.float64)[:, 0].to(first.device)
+        self._differences = torch.tensor(rows, dtype=torch.float64)[:, 0].to(self._mean.device)
         self._losses.load_state_dict(state_dict["losses"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -301,7 +289,7 @@ class Forecaster(Watcher):
         Raises:
             RuntimeError: If the parameters have their averaged values.
         """
-        if self._exchanged:
+        if self._mean.is_exchanged:
             raise RuntimeError(
                 "the optimizer made a step inside forecaster.averaged(), where the parameters "
                 "have other values: leave the block to train"
@@ -310,13 +298,7 @@ class Forecaster(Watcher):
 
     def _lay_out(self) -> None:
         super()._lay_out()
-        buckets = self._parameters.buckets
-        self._trackers = [
-            Tracker(bucket, self._optimizer, 1, _PRODUCTS, 1 / len(buckets)) for bucket in buckets
-        ]
-        device = self._trackers[0].samples.device
-        self._differences = torch.zeros(_DIFFERENCES, dtype=torch.float64, device=device)
-        self._rates: deque[tuple[int, list[Scalar]]] = deque(maxlen=_PRODUCTS)
+        self._rates: deque[tuple[int, list[Scalar]]] = deque(maxlen=_CHANGES)
         """The learning rates at the steps where they changed."""
 
     def _settings_changed(self) -> None:
@@ -326,8 +308,7 @@ class Forecaster(Watcher):
     def _before(self, deferred: bool) -> None:
         self._pending = self._measured
         if self._measured and deferred:
-            for tracker in self._trackers:
-                tracker.save()
+            self._mean.save()
         elif self._measured:
             self._sample(self._step)
 
@@ -337,33 +318,17 @@ class Forecaster(Watcher):
         self._calm = True
 
     def _sample(self, step: int) -> None:
-        """Sample all buckets at a step, counted from 0, and move the mean."""
+        """Take a sample at a step, counted from 0."""
         self._pending = False
-        gap, self._last_sample = step - self._last_sample, step
-        half_life = 0.24 * self._horizon if self._horizon else _HALF_LIFE * (step - self._start)
-        decay = 2 ** (-gap / max(half_life, self._every))
-        self._unseen *= decay
-        share = (1 - decay) / (1 - self._unseen)  # unbiased: the first sample has all the weight
-        row = self._products.add(step, self._age + gap if self._taken else math.inf)
-        for tracker in self._trackers:
-            tracker.measure(row, [share])
-        self._age = (1 - share) * (self._age + gap)
-
-    @property
-    def _taken(self) -> int:
-        """Samples taken since the reset."""
-        return self._products.taken
+        fixed = _OF_HORIZON * self._horizon if self._horizon else None
+        self._mean.sample(step, fixed or _HALF_LIFE * (step - self._start))
 
     def _forget_mean(self) -> None:
-        self._products.clear()
-        self._compared.clear()
-        self._unseen, self._age = 1.0, 0.0
-        """Weight that the mean has not given to any sample yet; the mean age of its parameters."""
-        self._last_sample = self._step - self._every
+        self._mean = RunningMean(self._parameters, self._optimizer, self._step, self._every)
+        self._compared = SampleLog(_DIFFERENCES)
+        self._differences = torch.zeros(_DIFFERENCES, dtype=torch.float64, device=self._mean.device)
         self._due = self._step + _BETWEEN
         """Step of the next comparison."""
-        for tracker in self._trackers:
-            tracker.free()
 
     @torch.no_grad()
     def _compare(self, loss: float | Tensor, closure: Callable[[], Any]) -> None:
@@ -375,28 +340,15 @@ class Forecaster(Watcher):
         with (
             torch.random.fork_rng(list(devices), device_type=kind),
             kept_buffers(self._model),
-            self._exchange(),
+            self._mean.exchange(),
         ):
             value = check_loss(closure())
-        row = self._compared.add(self._step, self._age + self._step - self._last_sample)
+        row = self._compared.add(self._step, self._mean.age(self._step))
         own, mean = (
             torch.as_tensor(number).detach().reshape(()).to(self._differences, non_blocking=True)
             for number in (loss, value)
         )
         torch.sub(own, mean, out=self._differences[row])
-
-    @contextmanager
-    def _exchange(self) -> Iterator[None]:
-        """Give the parameters their averaged values for a block, if there are any."""
-        if not self._taken:
-            yield
-            return
-        outer, self._exchanged = self._exchanged, True
-        try:
-            with exchanged(self._parameters.params, self._mean()):
-                yield
-        finally:
-            self._exchanged = outer
 
     # Forecasts --------------------------------------------------------------------------------
 
@@ -426,32 +378,31 @@ class Forecaster(Watcher):
         """
         self.follow_parameters()
         shared |= self._parameters.layout.processes > 1
-        products, differences = self._totals(), self._differences.cpu()
+        differences = self._differences.cpu()
         if shared:
             differences = over_processes(differences) / over_processes(torch.ones(()))
         ago, losses, counts = self._losses.blocks(shared=shared)
-        if self._begin_again_if_not_finite():
+        totals = self._mean.totals()
+        if self._begin_again_if_not_finite(totals):
             return "parameters or gradients were not finite, so the averages begin again"
-        if not self.is_attached and not self._taken:
+        if not self.is_attached and not self._mean.taken:
             return "nothing is measured any more"
         since = self.constant_since()
         if (seen := self._step - since) < (needed := _FEWEST * self._every):
             return f"{seen} of {needed} steps seen at this learning rate"
+        if not counts.any():
+            advice = "call forecaster.update(loss) after every optimizer step"
+            return f"no loss was handed over: {advice}"
         inside = ago < seen
-        made = products[:, 1] > 0.5
-        values = torch.where(made, products[:, 0], math.nan).numpy()
         history = History(
             self._step,
             self._step - ago[inside],
             losses[inside],
             counts[inside],
-            self._products.samples(values, since),
+            self._mean.samples(totals, since),
             self._compared.samples(differences.numpy(), since),
         )
-        found = outcomes(history, horizon)
-        if found == "no loss was handed over":
-            return f"{found}: call forecaster.update(loss) after every optimizer step"
-        return found
+        return outcomes(history, horizon)
 
     def _length(self, horizon: float | None) -> int:
         """Return a number of steps, given as such or as a share of the steps so far."""
@@ -461,29 +412,16 @@ class Forecaster(Watcher):
             return max(1, round(horizon * self.since_reset))
         return check_steps("horizon, if it is not a share below 1,", horizon)
 
-    def _totals(self) -> Tensor:
-        """Return the samples, on the host: (θ − m)·g, and whether the step was made."""
-        parts = [tracker.samples for tracker in self._trackers]
-        return sum(self._parameters.layout.total(parts), torch.zeros(()))
-
-    def _begin_again_if_not_finite(self) -> bool:
+    def _begin_again_if_not_finite(self, totals: Tensor) -> bool:
         """Forget the mean if it is not finite.
 
         Returns:
             Whether it was forgotten.
         """
-        if not self._taken or math.isfinite(float(self._totals()[self._products.last, 0])):
-            return False
-        self._forget_mean()
-        return True
-
-    def _mean(self) -> list[Tensor]:
-        """Return the mean in the order of the parameters, distributed as these are."""
-        found: dict[int, Tensor] = {}
-        for tracker in self._trackers:
-            pairs = zip(tracker.bucket.params, tracker.means.tensors()[0], strict=True)
-            found.update({id(p): distribute_like(p, m) for p, m in pairs})
-        return [found[id(p)] for p in self._parameters.params]
+        is_finite = self._mean.is_finite(totals)
+        if not is_finite:
+            self._forget_mean()
+        return not is_finite
 
     def _check_model(self, model: Any) -> None:
         if not isinstance(model, nn.Module | None):

@@ -48,7 +48,7 @@ _LR_POWER = math.log(KEPT) / math.log(0.5)
 """Power of the mean learning rate with which progress slows down: a linear cooldown, whose mean is
 a half, keeps two thirds of it."""
 _AGE = 1 / 3
-"""Mean age of a mean that tells the noise of a cooldown, in units of the length of this one."""
+"""Mean age of a mean that has lost as much noise as after a cooldown, in units of its length."""
 GROWTH = 0.15
 """Power of the length of a cooldown with which the noise grows that it removes."""
 _STEEPNESS = 0.9
@@ -68,19 +68,6 @@ class Samples:
     steps: np.ndarray
     values: np.ndarray
     ages: np.ndarray
-
-    def since(self, step: float) -> Samples:
-        """Return the finite ones that were measured after a step."""
-        chosen = (self.steps >= step) & np.isfinite(self.values)
-        return Samples(self.steps[chosen], self.values[chosen], self.ages[chosen])
-
-    def places(self) -> Iterator[tuple[float, float]]:
-        """Return the step and the age of each.
-
-        Returns:
-            Pairs of numbers.
-        """
-        return zip(self.steps.tolist(), self.ages.tolist(), strict=True)
 
 
 @dataclass(frozen=True)
@@ -155,13 +142,11 @@ def outcomes(history: History, horizon: int) -> Outcomes | str:
     Returns:
         The outcomes, or the reason why there are none.
     """
-    if not history.counts.sum():
-        return "no loss was handed over"
     progress = fit(history.steps, history.losses, history.counts, history.step, horizon)
     if progress is None:
         return f"{int(history.counts.sum())} losses are too few"
-    values = _noise(history.differences, progress, horizon, lag=1.0)
-    gradients = _noise(history.products, progress, horizon, lag=1.0)
+    values = _noise(history.differences, progress, horizon)
+    gradients = _noise(history.products, progress, horizon)
     parts = [
         (factor * part.value, factor * math.hypot(part.stderr, own * part.value))
         for part, factor, own in ((values, 1.0, 0.0), (gradients, _STEEPNESS / 2, _UNEQUAL))
@@ -175,24 +160,22 @@ def outcomes(history: History, horizon: int) -> Outcomes | str:
     return Outcomes(horizon, progress, _estimate(value, error))
 
 
-def _noise(samples: Samples, progress: Progress, horizon: int, lag: float) -> Estimate | None:
-    """Return the noise that samples tell, each corrected for the lag of its mean.
-
-    Args:
-        samples: The samples.
-        progress: The fall of the loss.
-        horizon: Length of the cooldown.
-        lag: By how many times the fall of the loss within the age of the mean a sample is lower.
-    """
+def _noise(samples: Samples, progress: Progress, horizon: int) -> Estimate | None:
+    """Return the mean of samples, each corrected for the lag of its mean and for its age."""
 
     def candidates() -> Iterator[tuple[float, float, Estimate]]:
         for share in STARTS:
-            chosen = samples.since(max(share * progress.step, progress.start))
-            if len(chosen.values) < _FEWEST or not chosen.values.any():
+            begin = max(share * progress.step, progress.start)
+            chosen = (samples.steps >= begin) & np.isfinite(samples.values)
+            values, steps, ages = (
+                column[chosen] for column in (samples.values, samples.steps, samples.ages)
+            )
+            if len(values) < _FEWEST or not values.any():
                 continue
-            lags = [progress.fall(step - age, step)[0] for step, age in chosen.places()]
-            scale = (_AGE * horizon / np.maximum(chosen.ages, 1.0)) ** GROWTH
-            mean = estimates.mean(torch.from_numpy((chosen.values + lag * np.array(lags)) * scale))
+            pairs = zip(steps.tolist(), ages.tolist(), strict=True)
+            lags = [progress.fall(step - age, step)[0] for step, age in pairs]
+            scale = (_AGE * horizon / np.maximum(ages, 1.0)) ** GROWTH
+            mean = estimates.mean(torch.from_numpy((values + lags) * scale))
             yield mean.value, mean.stderr, mean
 
     return longest_agreeing(candidates())

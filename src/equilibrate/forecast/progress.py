@@ -1,8 +1,7 @@
 """How the loss falls at a constant learning rate, from its past alone.
 
-Losses of mini-batches are noisy, and a training slows down, so neither a slope over a short time
-nor a straight line over a long one tells how it goes on. Over a window that ends now the loss is
-taken as
+Losses of mini-batches are noisy, and a training slows down. A slope over a short time is uncertain,
+and a straight line over a long one is wrong. Over a window that ends now the loss is taken as
 
     f(u) = f(t) − b · (1 − (u/t)^−p)/p            (p = 0: the logarithm)
 

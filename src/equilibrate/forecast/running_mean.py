@@ -1,0 +1,271 @@
+"""A running mean m of the parameters, and samples of (θ − m)·g."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from equilibrate.forecast.outcome import Samples
+from equilibrate.watching.edits import exchanged
+from equilibrate.watching.means import Means, choose
+from equilibrate.watching.parameters import Bucket, ParameterSet
+from equilibrate.watching.sharding import distribute_like, local
+
+_ROWS = 1024
+"""Samples that are kept."""
+
+
+class SampleLog:
+    """At which steps the last samples were taken, and how old the mean of the parameters was.
+
+    Args:
+        rows: Number of samples to keep.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self.taken = 0
+        """Number of samples so far."""
+        self._steps, self._ages = array("q", [0] * self._rows), array("d", [0.0] * self._rows)
+
+    @property
+    def last(self) -> int:
+        """The row of the last sample."""
+        return (self.taken - 1) % self._rows
+
+    def add(self, step: int, age: float) -> int:
+        """Note a sample.
+
+        Returns:
+            The row to write it into.
+        """
+        self.taken += 1
+        self._steps[self.last], self._ages[self.last] = step, age
+        return self.last
+
+    def samples(self, values: np.ndarray, since: int) -> Samples:
+        """Return the samples that were taken after a step, given the values of all rows."""
+        steps, ages = np.array(self._steps), np.array(self._ages)
+        chosen = (np.arange(self._rows) < self.taken) & (steps >= since) & np.isfinite(ages)
+        return Samples(steps[chosen].astype(float), values[chosen], ages[chosen])
+
+    def state_dict(self, values: Tensor) -> dict[str, Any]:
+        """Return the state, with the values of all rows."""
+        kept = min(self.taken, self._rows)
+        return {
+            "taken": self.taken,
+            "steps": self._steps[:kept].tolist(),
+            "ages": self._ages[:kept].tolist(),
+            "values": values[:kept].tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], width: int) -> list[list[float]]:
+        """Restore a state.
+
+        Args:
+            state: What `state_dict` returned.
+            width: Numbers in a row.
+
+        Returns:
+            The values of all rows.
+        """
+        self.clear()
+        self.taken = state["taken"]
+        values = state["values"]
+        for i, (step, age) in enumerate(zip(state["steps"], state["ages"], strict=True)):
+            self._steps[i], self._ages[i] = step, age
+        return values + [[0.0] * width] * (self._rows - len(values))
+
+
+class RunningMean:
+    """An exponential mean of the parameters at some steps, one after the other.
+
+    Memory for the mean is allocated at the first sample.
+
+    Args:
+        parameters: The parameters.
+        optimizer: The optimizer that moves them.
+        step: Number of steps so far.
+        every: Steps between two samples, on average.
+    """
+
+    def __init__(
+        self, parameters: ParameterSet, optimizer: Optimizer, step: int, every: int
+    ) -> None:
+        self._parameters = parameters
+        buckets = parameters.buckets
+        self._parts = [_BucketMean(bucket, optimizer, 1 / len(buckets)) for bucket in buckets]
+        self._log = SampleLog(_ROWS)
+        self._every = every
+        self._unseen = 1.0
+        """Weight that the mean has not given to any sample yet."""
+        self._age, self._last = 0.0, step - every
+        """Mean age of the parameters in the mean at the last sample, and the step of this one."""
+        self._is_exchanged = False
+
+    @property
+    def taken(self) -> int:
+        """Number of samples so far."""
+        return self._log.taken
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameters."""
+        return self._parts[0].samples.device
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether the parameters have the values of the mean."""
+        return self._is_exchanged
+
+    def age(self, step: int) -> float:
+        """Return the mean age of the parameters in the mean, in steps."""
+        return self._age + step - self._last
+
+    def save(self) -> None:
+        """Copy the parameters before a step whose gradient is not known yet."""
+        for part in self._parts:
+            part.save()
+
+    def sample(self, step: int, half_life: float) -> None:
+        """Take a sample at a step, counted from 0, and move the mean."""
+        decay = 2 ** (-(step - self._last) / max(half_life, self._every))
+        self._unseen *= decay
+        share = (1 - decay) / (1 - self._unseen)  # unbiased: the first sample has all the weight
+        age = self.age(step)
+        row = self._log.add(step, age if self.taken else math.inf)
+        for part in self._parts:
+            part.sample(row, share)
+        self._age, self._last = (1 - share) * age, step
+
+    def totals(self) -> Tensor:
+        """Return all rows on the host: (θ − m)·g, and whether the step was made.
+
+        If parameters are sharded, every process must call it.
+        """
+        parts = [part.samples for part in self._parts]
+        return sum(self._parameters.layout.total(parts), torch.zeros(()))
+
+    def samples(self, totals: Tensor, since: int) -> Samples:
+        """Return the samples of (θ − m)·g at steps that were made, given `totals`."""
+        values, made = totals.unbind(1)
+        return self._log.samples(torch.where(made > 0.5, values, math.nan).numpy(), since)
+
+    def is_finite(self, totals: Tensor) -> bool:
+        """Return whether the last sample was finite, given `totals`."""
+        return not self.taken or math.isfinite(totals[self._log.last, 0].item())
+
+    def tensors(self) -> list[Tensor]:
+        """Return the mean in the order of the parameters, distributed as these are."""
+        found: dict[int, Tensor] = {}
+        for part in self._parts:
+            pairs = zip(part.bucket.params, part.means.tensors()[0], strict=True)
+            found.update({id(p): distribute_like(p, m) for p, m in pairs})
+        return [found[id(p)] for p in self._parameters.params]
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Give the parameters the values of the mean for a block, if there was a sample.
+
+        Yields:
+            None.
+        """
+        if not self.taken:
+            yield
+            return
+        outer, self._is_exchanged = self._is_exchanged, True
+        try:
+            with exchanged(self._parameters.params, self.tensors()):
+                yield
+        finally:
+            self._is_exchanged = outer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; the mean is not copied. Collective if sharded."""
+        return {
+            "unseen": self._unseen,
+            "age": self._age,
+            "last_sample": self._last,
+            "products": self._log.state_dict(self.totals()),
+            "mean": self.tensors(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        self._unseen, self._age = state["unseen"], state["age"]
+        self._last = state["last_sample"]
+        with torch.no_grad():
+            for mean, saved in zip(self.tensors(), state["mean"], strict=True):
+                local(mean).copy_(local(saved))
+        # All of them in one place: only their total is ever used.
+        first = self._parts[0].samples
+        rows = self._log.load_state_dict(state["products"], width=2)
+        first.copy_(first.new_tensor(rows) / self._parameters.layout.processes)
+
+
+class _BucketMean:
+    """The mean and the samples of the parameters of one bucket.
+
+    Args:
+        bucket: The parameters.
+        optimizer: The optimizer that moves them.
+        share: The share of this bucket in the column for steps that were made.
+    """
+
+    def __init__(self, bucket: Bucket, optimizer: Optimizer, share: float) -> None:
+        self.bucket = bucket
+        self._optimizer = optimizer
+        # The second column is whether the step was made, or skipped by gradient scaling.
+        self.samples = torch.zeros(_ROWS, 2, dtype=torch.float64, device=bucket.device)
+        self._made = share / bucket.layout.processes
+        self._saved: list[Tensor] | None = None
+        self._kept: Means | None = None
+
+    @property
+    def means(self) -> Means:
+        """The mean of this process's parts of the parameters."""
+        if self._kept is None:
+            self._kept = choose(self.bucket.local(), 1, self.bucket.shares())
+        return self._kept
+
+    def save(self) -> None:
+        """Copy the parameters before a step whose gradient is not known yet."""
+        self._saved = [p.detach().clone() for p in self.bucket.local()]
+
+    def sample(self, row: int, share: float) -> None:
+        """Write a sample and move the mean.
+
+        The parameters are those of the last `save`, if there was one since the last sample.
+
+        Args:
+            row: Where to write the sample.
+            share: By which share of θ − m the mean moves.
+        """
+        params, self._saved = self._saved or self.bucket.local(), None
+        sample = self.samples[row]
+        value, made = sample[:-1], sample[-1]
+        gradients = self.bucket.local_like([p.grad for p in self.bucket.params])
+        self.means.measure(params, gradients, value, [share])
+        if self._optimizer.param_groups[self.bucket.group].get("maximize", False):
+            value.neg_()
+        made.fill_(self._made)
+        if (scale := getattr(self._optimizer, "grad_scale", None)) is not None:
+            value.div_(_on(scale, value))
+        if (found := getattr(self._optimizer, "found_inf", None)) is not None:
+            sample.masked_fill_(_on(found, sample) > 0, 0.0)
+
+
+def _on(number: Tensor, like: Tensor) -> Tensor:
+    return number.detach().reshape(()).to(like.device, non_blocking=True)
