@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import lzma
-import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +30,14 @@ class ForecastTask:
     batch_size: int
     branches: dict[int, tuple[int, ...]]
     """Lengths of the cooldowns that begin at some steps."""
+    steps: int = 5000
+    """Length of the training, where schedules end."""
     warm_up: int = 0
     """Steps over which the learning rate rises."""
     evaluated: int = 32
     """Batches that the loss is evaluated on."""
+    around: int = 96
+    """Steps before and after a moment over which its loss is averaged."""
     shift: bool = False
     """Whether images are shifted at random, so that the model cannot learn them by heart."""
     flip: bool = False
@@ -195,9 +198,9 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(x)).mean(1))
 
 
-def byte_model(tiny: bool) -> nn.Module:
-    """A small model of bytes."""
-    return Transformer(256, 128, 16, 2, 1) if tiny else Transformer(256, 128, 192, 6, 4)
+def small_transformer(tiny: bool) -> nn.Module:
+    """A transformer of four blocks."""
+    return Transformer(64, 32, 16, 2, 1) if tiny else Transformer(16_384, 128, 192, 6, 4)
 
 
 def gpt2(tiny: bool) -> nn.Module:
@@ -225,34 +228,32 @@ def images(name: str) -> Callable[[Path | None, bool], Data]:
     return make
 
 
-def source_code(path: Path | None, tiny: bool) -> Data:
-    """Return the sources of Python's standard library as bytes, files in the order of names."""
-    folder, limit = Path(sysconfig.get_path("stdlib")), 1 << (15 if tiny else 23)
-    text = bytearray()
-    for file in sorted(folder.rglob("*.py")):
-        if not {"site-packages", "test", "tests", "idlelib"} & set(file.parts):
-            text += file.read_bytes()
-        if len(text) > limit:
-            break
-    data = torch.frombuffer(text[:limit], dtype=torch.uint8).clone()
-    return Data(data, data, hashlib.sha256(text[:limit]).hexdigest()[:16], length=128)
+def linux_sources(length: int) -> Callable[[Path | None, bool], Data]:
+    """Return a function that reads tokens of Linux's source code, without the first hundredth."""
 
+    def make(path: Path | None, tiny: bool) -> Data:
+        if tiny:
+            tokens = torch.randint(64, (1 << 14,), generator=torch.Generator().manual_seed(0))
+            return Data(tokens, tokens, "random", 32)
+        if path is None:
+            raise SystemExit("--tokens is missing: pass the packed tokens")
+        packed = np.frombuffer(lzma.decompress(path.read_bytes()), dtype="<u2")
+        tokens = torch.from_numpy(packed[len(packed) // 100 :].astype(np.int16))
+        return Data(tokens, tokens, hashlib.sha256(packed.tobytes()).hexdigest()[:16], length)
 
-def linux_sources(path: Path | None, tiny: bool) -> Data:
-    """Return tokens of Linux's source code, without the held-out first hundredth."""
-    length = 32 if tiny else 1024
-    if tiny:
-        tokens = torch.randint(64, (1 << 14,), generator=torch.Generator().manual_seed(0))
-        return Data(tokens, tokens, "random", length)
-    if path is None:
-        raise SystemExit("--data is missing: pass the packed tokens")
-    packed = np.frombuffer(lzma.decompress(path.read_bytes()), dtype="<u2")
-    tokens = torch.from_numpy(packed[len(packed) // 100 :].astype(np.int16))
-    return Data(tokens, tokens, hashlib.sha256(packed.tobytes()).hexdigest()[:16], length)
+    return make
 
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
-IMAGES = {800: (150, 300), 2000: (150, 500), 4000: (300, 1000)}
+BRANCHES = {
+    1000: (150, 400),
+    2000: (150, 500),
+    2500: (2500,),
+    3500: (1500,),
+    4000: (300, 1000),
+    4500: (500,),
+}
+"""Those that end at step 5,000 are the last 0.5, 0.3, 0.2 and 0.1 of a training."""
 TASKS = {
     "mlp": ForecastTask(
         "MLP, MNIST, SGD",
@@ -261,7 +262,8 @@ TASKS = {
         torch.optim.SGD,
         {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4},
         batch_size=100,
-        branches=IMAGES,
+        branches=BRANCHES,
+        evaluated=128,
         shift=True,
     ),
     "batchnorm": ForecastTask(
@@ -271,7 +273,7 @@ TASKS = {
         torch.optim.SGD,
         SGD,
         batch_size=128,
-        branches=IMAGES,
+        branches=BRANCHES,
         shift=True,
         flip=True,
     ),
@@ -282,18 +284,18 @@ TASKS = {
         torch.optim.SGD,
         SGD | {"lr": 0.05},
         batch_size=128,
-        branches=IMAGES,
+        branches=BRANCHES,
         shift=True,
         flip=True,
     ),
     "transformer": ForecastTask(
-        "Byte-level transformer, Python sources, AdamW",
-        byte_model,
-        source_code,
+        "Small transformer, Linux sources, AdamW",
+        small_transformer,
+        linux_sources(128),
         torch.optim.AdamW,
         {"lr": 1e-3, "weight_decay": 0.1},
         batch_size=32,
-        branches={1000: (150, 400), 2000: (150, 500), 4000: (300, 1000)},
+        branches=BRANCHES,
         warm_up=200,
         evaluated=64,
     ),
@@ -304,7 +306,7 @@ TASKS = {
         torch.optim.AdamW,
         {"lr": 1e-3, "weight_decay": 0.05},
         batch_size=128,
-        branches={1000: (150, 400), 2000: (150, 500), 4000: (300, 1000)},
+        branches=BRANCHES,
         warm_up=200,
         shift=True,
         flip=True,
@@ -312,13 +314,15 @@ TASKS = {
     "gpt2": ForecastTask(
         "GPT-2 124M, Linux sources, AdamW",
         gpt2,
-        linux_sources,
+        linux_sources(1024),
         torch.optim.AdamW,
         {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1},
         batch_size=32,
-        branches={700: (150, 350), 1300: (150, 400), 2000: (200, 600)},
+        branches={1000: (150,), 1400: (150, 400), 2000: (200, 600), 2240: (560,), 2520: (280,)},
+        steps=2800,
         warm_up=100,
         evaluated=8,
+        around=48,
         large=True,
     ),
 }
@@ -372,7 +376,7 @@ class Training:
         return self._mean([self.batch(self.step)])
 
     @torch.no_grad()
-    def evaluate(self, first: int) -> float:
+    def evaluate(self, first: int, every: int = 1, offset: int = 0) -> float:
         """Return the loss on the batches of some coming steps, as the optimizer would see it.
 
         That is with the statistics of each batch behind BatchNorm. Examples that were just trained
@@ -380,8 +384,10 @@ class Training:
 
         Args:
             first: The first of these steps.
+            every: Use one in this many of the batches.
+            offset: Which of them.
         """
-        steps = range(first, first + self.task.evaluated)
+        steps = range(first, first + self.task.evaluated)[offset % every :: every]
         return self._mean([self.batch(step) for step in steps])
 
     def save(self) -> dict[str, Any]:
@@ -409,10 +415,17 @@ class Training:
 
     def _mean(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         buffers = [b.clone() for b in self.model.buffers()]
-        losses = [self.loss(*batch).double() for batch in batches]
+        # Together unless a batch has statistics of its own, or a compiled function has its shape.
+        size = 1 if buffers or self.task.large else 8
+        losses = []
+        for i in range(0, len(batches), size):
+            inputs, targets = (
+                torch.cat(parts) for parts in zip(*batches[i : i + size], strict=True)
+            )
+            losses.append(self.loss(inputs, targets).double() * len(batches[i : i + size]))
         for b, saved in zip(self.model.buffers(), buffers, strict=True):
             b.copy_(saved)
-        return torch.stack(losses).mean().item()
+        return torch.stack(losses).sum().item() / len(batches)
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.task.large):
