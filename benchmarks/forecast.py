@@ -1,13 +1,13 @@
 """Branch trainings at a constant learning rate, to see what forecasts of cooldowns are worth.
 
 A run is trained at a constant learning rate (the trunk). Recorded are the loss of every step and,
-every 50 steps, the loss of the next batch at the parameters and at running means of them, with mean
-ages of 32, 128 and 512 steps and with a half-life of 5 % of the steps so far. At some steps the trunk
-is branched: the same parameters, optimizer state and batches go on with a learning rate that falls
-linearly to zero over n steps; at one step also halved, lowered to a tenth, or with twice the batch.
-The loss on batches that come after the n steps is evaluated around the beginning, around the end of
-n more steps of the trunk, and at the end of the branch. With `--schedules` the run is then trained
-again from its beginning, with a cosine to zero and with one to a tenth.
+every 50 steps, the loss of the next batch at the parameters and at running means of them, of which
+the last has a half-life of 5 % of the steps so far. At some steps the trunk is branched: the same
+parameters, optimizer state and batches go on with a learning rate that falls linearly to zero over
+n steps; at one step also halved, lowered to a tenth, or with twice the batch. The loss on batches
+that come after the n steps is evaluated around the beginning, around the end of n more steps of the
+trunk, and at the end of the branch. With `--schedules` the run is then trained again from its
+beginning, with a cosine to zero and with one to a tenth.
 
 The trunk knows nothing of forecasts: `forecast_table.py` computes them from the record, from what
 lies before each branch alone. Every run is a process of its own and writes one file, again after

@@ -77,7 +77,7 @@ def history(record: dict[str, Any], step: int) -> History:
         losses,
         np.ones(len(losses)),
         Samples(products[:, 0], products[:, 2], products[:, 1]) if len(products) else NOTHING,
-        Samples(checks[:, 0], checks[:, 1] - checks[:, -1], ages),
+        Samples(checks[:, 0], checks[:, 1] - checks[:, -1], ages, checks[:, 1]),
     )
 
 

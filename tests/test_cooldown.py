@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import equilibrate as eq
 from equilibrate.estimates import Estimate
 from equilibrate.forecast.outcome import History, Outcomes, Samples, outcomes
-from equilibrate.forecast.progress import Progress
+from equilibrate.forecast.progress import Curve, Progress
 from equilibrate.schedulers.cooldown import judge
 
 
@@ -270,9 +270,11 @@ def test_the_state_of_another_scheduler_is_refused():
 
 def known(slope, noise=0.1, error=0.01, step=800, left=200):
     """Outcomes of a run whose loss falls by `slope` in each step."""
-    fits = ((-1.0, 1.0, slope * step, 0.1 * abs(slope) * step),)  # a straight line
-    progress = Progress(step=step, start=step / 2, now=2.0, stderr=0.01, fits=fits)
-    return Outcomes(left, progress, Estimate(noise, error))
+    fall = slope * step  # in units of the steps so far, at power −1, a straight line
+    covariance = np.diag([1e-4, (0.1 * fall) ** 2])
+    nothing = np.zeros(2)
+    curve = Curve(1.0, -1.0, 2.0, -fall, covariance, 0.0, 0.0, nothing, nothing, nothing)
+    return Outcomes(left, Progress(step, (curve,)), Estimate(noise, error))
 
 
 @pytest.mark.parametrize(

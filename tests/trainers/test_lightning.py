@@ -285,7 +285,7 @@ def everything(callback, folder, **options):
 
 
 def compared(forecaster):
-    return forecaster.state_dict()["differences"]["values"]
+    return forecaster.state_dict()["comparisons"]["values"]
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ class DelicateTrainer(Trainer):
 
 
 def compared(forecaster):
-    return [value for [value] in forecaster.state_dict()["differences"]["values"]]
+    return [value for [value] in forecaster.state_dict()["comparisons"]["values"]]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from equilibrate.watching.rates import Scalar, learning_rate
 from equilibrate.watching.sharding import over_processes
 from equilibrate.watching.watcher import Watcher
 
-_DIFFERENCES = 256
+_COMPARISONS = 256
 """Comparisons that are kept."""
 _CHANGES = 1024
 """Changes of the learning rate that are kept."""
@@ -222,9 +222,9 @@ class Forecaster(Watcher):
         and its own comparisons. Every process must call it.
         """
         self._losses.share()
-        own = self._differences.cpu()
+        own = self._pairs.cpu()
         if (total := over_processes(own)) is not own:
-            self._differences.copy_(total / over_processes(torch.ones(())))
+            self._pairs.copy_(total / over_processes(torch.ones(())))
 
     def reset(self) -> None:
         """Forget everything measured so far, the mean included. The step counter keeps running."""
@@ -245,7 +245,7 @@ class Forecaster(Watcher):
             "horizon": self._horizon,
             "due": self._due,
             **self._mean.state_dict(),
-            "differences": self._compared.state_dict(self._differences[:, None]),
+            "comparisons": self._compared.state_dict(self._pairs),
             "losses": self._losses.state_dict(),
             "rates": [[step, *map(float, lrs)] for step, lrs in self._rates],
         }
@@ -257,8 +257,8 @@ class Forecaster(Watcher):
         rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
         self._rates = deque(rates, maxlen=_CHANGES)
         self._mean.load_state_dict(state_dict)
-        rows = self._compared.load_state_dict(state_dict["differences"], width=1)
-        self._differences = torch.tensor(rows, dtype=torch.float64)[:, 0].to(self._mean.device)
+        rows = self._compared.load_state_dict(state_dict["comparisons"], width=2)
+        self._pairs = torch.tensor(rows, dtype=torch.float64).to(self._mean.device)
         self._losses.load_state_dict(state_dict["losses"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -325,15 +325,16 @@ class Forecaster(Watcher):
 
     def _forget_mean(self) -> None:
         self._mean = RunningMean(self._parameters, self._optimizer, self._step, self._every)
-        self._compared = SampleLog(_DIFFERENCES)
-        self._differences = torch.zeros(_DIFFERENCES, dtype=torch.float64, device=self._mean.device)
+        self._compared = SampleLog(_COMPARISONS)
+        self._pairs = torch.zeros(_COMPARISONS, 2, dtype=torch.float64, device=self._mean.device)
+        """The loss of a mini-batch at the parameters and at their mean, for each comparison."""
         self._due = self._step + _BETWEEN
         """Step of the next comparison."""
 
     @torch.no_grad()
     def _compare(self, loss: float | Tensor, closure: Callable[[], Any]) -> None:
         """Compare the loss at the parameters with that at their mean."""
-        self._due = self._step + max(_BETWEEN, self.since_reset // _DIFFERENCES)
+        self._due = self._step + max(_BETWEEN, self.since_reset // _COMPARISONS)
         self.follow_parameters()
         devices = {p.device for p in self._parameters.params if p.device.type != "cpu"}
         kind = next(iter(devices)).type if devices else "cuda"
@@ -344,11 +345,11 @@ class Forecaster(Watcher):
         ):
             value = check_loss(closure())
         row = self._compared.add(self._step, self._mean.age(self._step))
-        own, mean = (
-            torch.as_tensor(number).detach().reshape(()).to(self._differences, non_blocking=True)
-            for number in (loss, value)
-        )
-        torch.sub(own, mean, out=self._differences[row])
+        for number, out in zip((loss, value), self._pairs[row], strict=True):
+            if isinstance(number, Tensor):
+                out.copy_(number.detach().reshape(()), non_blocking=True)
+            else:
+                out.fill_(number)
 
     # Forecasts --------------------------------------------------------------------------------
 
@@ -378,9 +379,10 @@ class Forecaster(Watcher):
         """
         self.follow_parameters()
         shared |= self._parameters.layout.processes > 1
-        differences = self._differences.cpu()
+        pairs = self._pairs.cpu()
         if shared:
-            differences = over_processes(differences) / over_processes(torch.ones(()))
+            pairs = over_processes(pairs) / over_processes(torch.ones(()))
+        own, averaged = pairs.numpy().T
         ago, losses, counts = self._losses.blocks(shared=shared)
         totals = self._mean.totals()
         if self._begin_again_if_not_finite(totals):
@@ -400,7 +402,7 @@ class Forecaster(Watcher):
             losses[inside],
             counts[inside],
             self._mean.samples(totals, since),
-            self._compared.samples(differences.numpy(), since),
+            self._compared.samples(own - averaged, since, own),
         )
         return outcomes(history, horizon)
 

@@ -55,11 +55,18 @@ class SampleLog:
         self._steps[self.last], self._ages[self.last] = step, age
         return self.last
 
-    def samples(self, values: np.ndarray, since: int) -> Samples:
-        """Return the samples that were taken after a step, given the values of all rows."""
+    def samples(self, values: np.ndarray, since: int, losses: np.ndarray | None = None) -> Samples:
+        """Return the samples that were taken after a step.
+
+        Args:
+            values: Values of all rows.
+            since: The step.
+            losses: Losses of all rows, if they are known.
+        """
         steps, ages = np.array(self._steps), np.array(self._ages)
         chosen = (np.arange(self._rows) < self.taken) & (steps >= since) & np.isfinite(ages)
-        return Samples(steps[chosen].astype(float), values[chosen], ages[chosen])
+        own = None if losses is None else losses[chosen]
+        return Samples(steps[chosen].astype(float), values[chosen], ages[chosen], own)
 
     def state_dict(self, values: Tensor) -> dict[str, Any]:
         """Return the state, with the values of all rows."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -336,10 +336,6 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
 
 def _waiting(found: Outcomes, left: float) -> Estimate:
     """Return what is gained by waiting until a share of the remaining steps is left."""
-    step, horizon, noise = found.progress.step, found.horizon, found.noise
-    kept = 1 - (1 - KEPT) * left
-    fall, error = found.progress.fall(step + KEPT * horizon, step + kept * horizon)
-    removed = 1 - left**GROWTH
-    return Estimate(
-        max(fall, 0.0) - removed * noise.value, math.hypot(error, removed * noise.stderr)
-    )
+    later = found.gain(1 - (1 - KEPT) * left, left**GROWTH, than=(KEPT, 1))
+    lost = (left**GROWTH - 1) * found.noise.value
+    return replace(later, value=max(later.value - lost, 0.0) + lost)
