@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 import equilibrate as eq
 from equilibrate.estimates import Estimate
-from equilibrate.forecast.outcome import History, Outcomes, Samples, outcomes
+from equilibrate.forecast.outcome import Outcomes
 from equilibrate.forecast.progress import Curve, Progress
 from equilibrate.schedulers.cooldown import judge
 
@@ -305,29 +305,70 @@ def test_without_a_forecast_it_begins_in_the_last_fifth():
     assert reason == "20% of the steps are left, and there is no forecast: 10 of 128 steps seen"
 
 
-def test_noise_alone_begins_it_early_in_few_of_many_trainings():
-    """200 trainings of 2,000 steps whose loss falls as 1/√t, with noise of 0.1 to 5 times the loss.
+class Synthetic:
+    """SGD on a loss with 16 modes and known minimum 0, whose handed-over loss is noisy.
 
-    The best share of each is below a half. At most two may begin in the first fifth of the steps.
+    The loss is quadratic or, like a logistic one, linear far from the minimum. Curvatures, the
+    distance from the minimum, the noise of gradients and losses and the learning rate are random.
     """
-    early = 0
-    for seed in range(200):
+
+    def __init__(self, seed, steps):
         random = np.random.default_rng(seed)
-        spread = 10 ** random.uniform(-1, 0.7)
-        steps = np.arange(1, 401)
-        truth = 0.3 + (steps / 100) ** -0.5
-        losses = truth * (1 + spread * random.standard_normal(400))
-        for step in range(100, 401, 100):
-            inside = steps > step / 2
-            inside &= steps <= step
-            noise = 0.1 * np.abs(random.normal(1, 0.5, 25))
-            samples = Samples(
-                np.linspace(step / 2, step, 25), noise * 2, np.full(25, max(0.07 * step, 16))
-            )
-            none = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
-            history = History(
-                step, steps[inside], losses[inside], np.ones(inside.sum()), samples, none
-            )
-            found = outcomes(history, 2000 - step)
-            early += judge(found, 2000 - step, 1 - step / 2000)[0]
+        self.is_quadratic, self.steps = seed % 2 == 0, steps
+        self.h = np.logspace(random.uniform(-3.5, -2), 0, 16)
+        self.start = 2 * random.standard_normal(16) * self.h ** -random.uniform(0.1, 0.4)
+        noise, self.spread = 10 ** random.uniform(-1, 0.5), 10 ** random.uniform(-1, 0.7)
+        self.lr = random.uniform(0.05, 0.4)
+        self.noise = noise * np.sqrt(self.h) * random.standard_normal((steps, 16))
+        self.factors = 1 + self.spread * random.standard_normal(steps)
+
+    def loss(self, theta):
+        x = np.sqrt(self.h) * theta
+        return ((x**2 / 2) if self.is_quadratic else np.logaddexp(x, -x) - np.log(2)).sum(-1)
+
+    def gradient(self, theta):
+        root = np.sqrt(self.h)
+        return root * (root * theta if self.is_quadratic else np.tanh(root * theta))
+
+    def fixed(self, shares):
+        """Return the loss at the end for decays over the last shares of the steps."""
+        theta = np.repeat(self.start[None], len(shares), axis=0)
+        begin = np.array([self.steps - round(share * self.steps) for share in shares])
+        for t in range(self.steps):
+            left = np.minimum(1, (self.steps - 1 - t) / (self.steps - begin))
+            theta = theta - self.lr * left[:, None] * (self.gradient(theta) + self.noise[t])
+        return self.loss(theta)
+
+    def scheduled(self):
+        """Return the loss at the end with a `Cooldown`, and at which step the decay began."""
+        p = nn.Parameter(torch.tensor(self.start))
+        optimizer = torch.optim.SGD([p], lr=self.lr)
+        scheduler = eq.Cooldown(optimizer, total_steps=self.steps)
+        for t in range(self.steps):
+            theta = p.detach().numpy()
+            loss = self.loss(theta) * self.factors[t]
+            p.grad = torch.from_numpy(self.gradient(theta) + self.noise[t])
+            optimizer.step()
+            scheduler.step(float(loss))
+        begun = [decision.step for decision in scheduler.decisions if decision.lowered]
+        return self.loss(p.detach().numpy()), begun[0]
+
+
+@pytest.mark.slow
+def test_it_ends_nearly_as_low_as_the_best_share_in_many_trainings():
+    """200 trainings with loss noise of 0.1 to 5 times the loss, seeds that nothing was tuned on.
+
+    A fixed tenth has a median of 1.02 and a ninth decile of 2.3, a fixed fifth 1.08 and 1.6.
+    """
+    shares = (0.5, 0.4, 0.3, 0.2, 0.1)
+    ratios, early = [], 0
+    for seed in range(1000, 1200):
+        run = Synthetic(seed, steps=1500)
+        fixed = run.fixed(shares)
+        end, begun = run.scheduled()
+        ratios.append(end / fixed.min())
+        early += begun < 300 and fixed.argmin() > 0
+    median, ninth = np.percentile(ratios, [50, 90])
     assert early <= 2
+    assert median <= 1.1
+    assert ninth <= 1.5

@@ -22,6 +22,8 @@ from equilibrate.watching.rates import check_min_lr, lower_bounds, read_lrs, wri
 
 _SHARE = 0.2
 """Share of the steps that the decay has if the forecast cannot tell that another one is better."""
+_LONGEST = 0.5
+"""Share of the steps that the decay has at most: a longer one gains little, if anything."""
 _SHORTEST = 0.1
 """Share of the steps that the decay has at least."""
 _BETWEEN = 100
@@ -35,8 +37,8 @@ class Cooldown(LRScheduler):
 
     It is a warm-up, stable, decay (WSD) schedule without a share to choose. The decay ends with the
     training. It begins when a `Forecaster` tells that the run then ends lower than if it began at
-    any later step. If the forecast cannot tell, it begins when a fifth of the steps is left, and it
-    never begins later than when a tenth is left.
+    any later step, when between half and a tenth of the steps is left. If the forecast cannot tell,
+    it begins when a fifth is left.
 
     Call `step(loss)` after every optimizer step. Once it decays nothing is measured any more. If
     there are several processes, all of them must call it, and all decide alike.
@@ -300,9 +302,10 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
 
     If it begins when the share u of the remaining steps is left, the run ends at
     f(t + (1 − (1−κ)u)n) − u^0.15 N (`forecast.outcome`): waiting keeps more of the progress, and
-    leaves more of the noise. Before the last fifth of the training the decay begins if it gains
-    something and any waiting loses something, both beyond their error bars; in the last fifth, if
-    no waiting gains. A loss that seems to rise is taken as one that stays.
+    leaves more of the noise. Before the last fifth of the training, and not in its first half, the
+    decay begins if it gains something beyond its error bar and any waiting loses more than half of
+    its standard error; in the last fifth, if no waiting gains. A loss that seems to rise is taken
+    as one that stays.
 
     Args:
         found: What is known of the remaining steps, or the reason why nothing is.
@@ -330,7 +333,8 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
     if in_last_fifth:
         act = waits[best].value <= 0
     else:
-        act = worth.value > worth.margin and all(wait.value + wait.margin < 0 for wait in waits)
+        loses = all(wait.value + wait.stderr / 2 < 0 for wait in waits)
+        act = share <= _LONGEST and worth.value > worth.margin and loses
     return act, words if act else f"not yet: {words}"
 
 
