@@ -17,7 +17,7 @@ from equilibrate.estimates import Estimate
 from equilibrate.forecast.forecaster import Forecaster
 from equilibrate.forecast.outcome import GROWTH, KEPT, Outcomes
 from equilibrate.schedulers.decision import Decision
-from equilibrate.schedulers.misuse import FirstSteps, OwnRates, falls_by_itself, mismatch
+from equilibrate.schedulers.misuse import FirstSteps, OwnRates, mismatch
 from equilibrate.watching.hooks import unwrap
 from equilibrate.watching.rates import check_min_lr, lower_bounds, read_lrs, write_lrs
 
@@ -90,8 +90,8 @@ class Cooldown(LRScheduler):
         self._top: tuple[float, ...] = ()
         """Steps when the decay began, and the learning rates then."""
         self._due = self._next_check(self.warmup_steps)
-        self._seen = 0, 0
-        """Calls, and steps that the forecaster had seen, at the last check."""
+        self._begun = 0, 0
+        """Calls, and steps that the forecaster had seen, when this process began."""
         self._warned: set[str] = set()
         self._first_steps: FirstSteps | None = FirstSteps(optimizer, self.total_steps)
         self._own_rates: OwnRates | None = None
@@ -125,8 +125,9 @@ class Cooldown(LRScheduler):
             lrs = tuple(read_lrs(self.optimizer))
             self.last_decision = Decision(0, False, "nothing was decided yet", lrs)
         elif self._start is None:
-            if step >= self._due or step & (step - 1) == 0:  # 1, 2, 4, …: in a warm-up, too
-                self._check_calls(step)
+            calls = step - self._begun[0]
+            if calls & (calls - 1) == 0:  # 1, 2, 4 and so on
+                self._check_calls(calls)
             if step > self.warmup_steps:
                 self.forecaster.update(loss, closure)
                 self._has_loss |= loss is not None
@@ -137,10 +138,8 @@ class Cooldown(LRScheduler):
             if step == self.total_steps + _EXTRA:
                 self._warn_of_overrun()
         self._last_lr: list[Any] = [group["lr"] for group in self.optimizer.param_groups]
-        if self._own_rates is not None:
-            self._own_rates.lrs = self._last_lr
-            if step == (self._start or 0) + _COMPARED:
-                self._own_rates = None
+        if self._start is not None and self._start < step <= self._start + _COMPARED:
+            self._compare_rates(step - self._start)
 
     def get_lr(self) -> list[Any]:
         """Return the learning rate of each group at this step. Nothing is changed."""
@@ -184,7 +183,6 @@ class Cooldown(LRScheduler):
             "start": self._start,
             "top": list(self._top),
             "due": self._due,
-            "seen": list(self._seen),
             "decision": self.last_decision.state_dict(),
             "has_loss": self._has_loss,
             "forecaster": None if self.is_decaying else self.forecaster.state_dict(),
@@ -214,7 +212,7 @@ class Cooldown(LRScheduler):
         self._last_lr, self.base_lrs = list(state_dict["last_lr"]), list(state_dict["base_lrs"])
         self.warmup_steps, self.min_lr = state_dict["warmup_steps"], state_dict["min_lr"]
         self._start, self._top = state_dict["start"], tuple(state_dict["top"])
-        self._due, self._seen = state_dict["due"], tuple(state_dict["seen"])
+        self._due = state_dict["due"]
         self.last_decision = Decision.from_state_dict(state_dict["decision"])
         self.decisions.clear()
         self._has_loss = state_dict["has_loss"]
@@ -225,6 +223,7 @@ class Cooldown(LRScheduler):
             if not self.forecaster.is_attached:  # its decay had begun
                 self.forecaster = Forecaster(self.optimizer, self.forecaster.model)
             self.forecaster.load_state_dict(forecasts)
+        self._begun = self.last_epoch, self.forecaster.step
         if saved != self.total_steps:
             self._move_end(saved)
 
@@ -243,7 +242,6 @@ class Cooldown(LRScheduler):
         """Compare beginning the decay now with beginning it later, and begin it if that is best."""
         self._due = self._next_check(step)
         left = self.total_steps - step
-        self._seen = step, self.forecaster.step
         if not self._has_loss:
             self._warn(
                 "loss",
@@ -253,11 +251,9 @@ class Cooldown(LRScheduler):
         found = self.forecaster.outcomes(left, shared=True)
         act, reason = judge(found, left, left / self.total_steps)
         lrs = tuple(read_lrs(self.optimizer))
-        earlier = [made.lrs for made in list(self.decisions)[-2:]]
-        self._warn("falls", falls_by_itself([*earlier, lrs]))
+        self._warn("falls", _falling([made.lrs for made in self.decisions], lrs))
         if act:
             self._start, self._top = step, lrs
-            self._own_rates = OwnRates(self.optimizer)
             reason += f"; the learning rate decays linearly until step {self.total_steps}"
             self._stop_measuring()
         self.last_decision = Decision(step, act, reason, lrs)
@@ -278,13 +274,22 @@ class Cooldown(LRScheduler):
                 words += ", where nothing is learned: load a checkpoint from before its end"
         warnings.warn(f"the state was saved with total_steps={saved}; {words}", stacklevel=3)
 
-    def _check_calls(self, step: int) -> None:
-        """Warn if calls of `step` and steps of the optimizer do not match since the last check."""
+    def _check_calls(self, calls: int) -> None:
+        """Warn if calls of `step` and steps of the optimizer do not match in this process."""
         if self._first_steps is not None:
             self._warned |= {"calls"} if self._first_steps.has_warned else set()
             self._first_steps = None
-        calls, seen = step - self._seen[0], self.forecaster.step - self._seen[1]
+        seen = self.forecaster.step - self._begun[1]
         self._warn("calls", mismatch(calls, seen, self.total_steps))
+
+    def _compare_rates(self, made: int) -> None:
+        """Let the first steps of the decay be compared with what was set, given those made."""
+        if made == 1:
+            self._own_rates = OwnRates(self.optimizer)
+        if self._own_rates is not None:  # it is in a copy, and after loading
+            self._own_rates.lrs = self._last_lr
+        if made == _COMPARED:
+            self._own_rates = None
 
     def _warn_of_overrun(self) -> None:
         if not any(read_lrs(self.optimizer)):
@@ -300,6 +305,22 @@ class Cooldown(LRScheduler):
         if message is not None and kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, stacklevel=4)
+
+
+def _falling(checks: Sequence[tuple[float, ...]], lrs: tuple[float, ...]) -> str | None:
+    """Return what is wrong if a rate that is kept constant fell at each of the last two checks.
+
+    Args:
+        checks: The learning rates at all checks before.
+        lrs: Those of now.
+    """
+    for a, b, c in zip(*checks[-2:], lrs, strict=False) if len(checks) > 1 else ():
+        if a > b > c:
+            return (
+                f"the learning rate falls ({a:g}, {b:g}, {c:g} at the last three checks) although "
+                "the decay has not begun: remove the other scheduler"
+            )
+    return None
 
 
 def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:

@@ -41,22 +41,6 @@ def mismatch(calls: int, seen: int, total_steps: int) -> str | None:
     return None
 
 
-def falls_by_itself(lrs: Sequence[Sequence[float]]) -> str | None:
-    """Return what is wrong if a learning rate falls although the scheduler keeps it constant.
-
-    Args:
-        lrs: The learning rates of all groups at the last three checks, or fewer.
-    """
-    for rates in zip(*lrs, strict=False):
-        if len(rates) > 2 and rates[0] > rates[1] > rates[2]:
-            return (
-                f"the learning rate falls ({rates[0]:g}, {rates[1]:g}, {rates[2]:g} at the last "
-                "three checks) although the decay has not begun: remove the other scheduler, only "
-                "one can set it"
-            )
-    return None
-
-
 class FirstSteps:
     """Warns if an optimizer makes many steps, or had a state loaded, before the first call.
 
