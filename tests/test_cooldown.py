@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 import equilibrate as eq
 from equilibrate.estimates import Estimate
@@ -104,7 +104,9 @@ def test_warm_up_is_linear_and_counts():
 
 
 def test_min_lr_is_the_end_of_the_line_and_never_raises_a_rate():
-    run = Run(400, lrs=(0.1, 0.02), min_lr=[0.01, 0.05]).train(400)
+    with pytest.warns(UserWarning, match=r"min_lr=0.05 is above the learning rate 0.02 .* group 1"):
+        run = Run(400, lrs=(0.1, 0.02), min_lr=[0.01, 0.05])
+    run.train(400)
     assert [float(g["lr"]) for g in run.optimizer.param_groups] == pytest.approx([0.01, 0.02])
     assert run.rates[-1][0] > 0.01
 
@@ -156,6 +158,36 @@ def test_the_length_given_now_wins_over_the_saved_one(stopped):
     assert longer.optimizer.param_groups[0]["lr"] == 0
 
 
+def test_a_length_that_is_over_is_refused_and_a_decay_that_has_ended_is_told_of():
+    state = Run(600).train(500).state()["scheduler"]
+    for total_steps in (300, 480, 500):
+        run = Run(total_steps)
+        with pytest.raises(
+            ValueError, match=rf"after 500 steps, .* total_steps={total_steps}: pass"
+        ):
+            run.scheduler.load_state_dict(state)
+        assert run.scheduler.last_epoch == 0
+    state = Run(600).train(600).state()
+    with pytest.warns(UserWarning, match=r"continues from lr=0, where nothing is learned: load a"):
+        Run(1000).load(state)
+
+
+def test_a_first_step_with_a_rate_of_zero_counts():
+    """A warm-up from zero, as Hugging Face's constant_with_warmup."""
+    run = Run(300, min_lr=0.01)
+    warm_up = LambdaLR(run.optimizer, lambda step: min(1.0, step / 20))
+    for _ in range(300):
+        run.train(1)
+        if not run.scheduler.is_decaying:
+            warm_up.step()
+    rates = np.array(run.rates)[:, 0]
+    assert rates[:21] == pytest.approx(0.1 * np.arange(21) / 20)
+    start = run.scheduler.last_decision.step
+    assert rates[start:] == pytest.approx(np.linspace(0.1, 0.01, 301 - start)[:-1])
+    assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+    assert run.scheduler.last_epoch == 300
+
+
 def test_a_decay_that_is_rolled_back_measures_again():
     run, early = Run().train(2000), Run().train(300).state()
     run.load(early)
@@ -189,10 +221,25 @@ def test_a_group_added_before_the_decay_decays_too():
     assert [group["lr"] for group in run.optimizer.param_groups] == [0.0, 0.0]
 
 
-def test_losses_that_are_not_finite_are_left_out():
-    whole = Run().train(700)
-    run = Run().train(300).train(3, handed=lambda loss: loss * math.nan).train(397)
-    assert run.scheduler.last_decision.lowered == whole.scheduler.last_decision.lowered
+def test_a_loss_that_is_not_finite_keeps_nothing_waiting():
+    whole = Run().train(2000).scheduler.last_decision
+    run = Run().train(300).train(3, handed=lambda loss: loss * math.nan).train(1697)
+    assert run.scheduler.last_decision.lowered
+    assert abs(run.scheduler.last_decision.step - whole.step) <= 100
+
+
+def test_parameters_that_were_not_finite_and_are_restored_keep_it_waiting_for_200_steps():
+    run = Run().train(300)
+    good = run.state()["params"]
+    with torch.no_grad():
+        run.params[0].fill_(math.nan)
+    run.train(20)
+    with torch.no_grad():
+        run.params[0].copy_(good[0])
+    run.train(180)
+    assert "not finite, so the averages begin again" in run.scheduler.decisions[-2].reason
+    run.train(200)
+    assert "would end at" in run.scheduler.decisions[-1].reason
 
 
 def test_a_run_without_losses_is_told_once_and_still_decays():

@@ -118,6 +118,26 @@ def test_a_model_that_is_converted_begins_a_new_window(form, dtype, every):
 
 
 @everies
+@pytest.mark.parametrize("form", ["plain", "momentum"])
+def test_parameters_that_are_given_another_shape_begin_a_new_window(form, every):
+    theta = nn.Parameter(torch.ones(30))
+    optimizer = FORMS[form]([theta])
+    watchers = eq.Monitor(optimizer, every=every), eq.Forecaster(optimizer, every=every)
+    for size in (30, 10):
+        theta.data = torch.ones(size)
+        optimizer.state.clear()
+        with watchers[1].averaged():
+            assert theta.tolist() == [1.0] * size
+        for _ in range(2 * every):
+            theta.grad = torch.ones(size)
+            optimizer.step()
+    assert watchers[0].reading().count < 2 * every
+    with watchers[1].averaged():
+        assert theta.shape == (10,)
+        assert theta[0] < 1
+
+
+@everies
 def test_parameters_that_are_given_new_memory(every):
     loop = Loop(FORMS["plain"], every)
     loop.run(10)

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LinearLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 import equilibrate as eq
+from equilibrate.forecast.running_mean import RunningMean
 from equilibrate.integrations.transformers import CooldownCallback, FDRCallback, MonitorCallback
 
 pytestmark = [
@@ -281,7 +282,7 @@ def test_the_same_loss_is_compared(micro_batches, scaled, tmp_path, monkeypatch)
             batches, _ = super().get_batch_samples(*args, **kwargs)
             return batches, sum(len(batch["labels"]) for batch in batches)
 
-    monkeypatch.setattr(eq.Forecaster, "_exchange", lambda self: nullcontext())
+    monkeypatch.setattr(RunningMean, "exchange", lambda self: nullcontext())
     model, callback = Net(), MonitorCallback(forecast=True)
     model.net[2] = torch.nn.Identity()
     settings = {"model": model, "kind": Scaled, "epochs": 12, "learning_rate": 1e-9}

@@ -20,7 +20,7 @@ from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers
 from equilibrate.watching.rates import Scalar, learning_rate
-from equilibrate.watching.sharding import over_processes
+from equilibrate.watching.sharding import are_alike, over_processes
 from equilibrate.watching.watcher import Watcher
 
 _COMPARISONS = 256
@@ -211,7 +211,8 @@ class Forecaster(Watcher):
         """
         self._check_model(model)
         self.follow_parameters()
-        self._begin_again_if_not_finite(self._mean.totals())
+        if not self._mean.is_finite():
+            self._forget_mean()
         with kept_buffers(model or self._model), self._mean.exchange():
             yield
 
@@ -221,6 +222,7 @@ class Forecaster(Watcher):
         A checkpoint that one process writes otherwise holds its own losses since the last forecast,
         and its own comparisons. Every process must call it.
         """
+        self._agree()
         self._losses.share()
         own = self._pairs.cpu()
         if (total := over_processes(own)) is not own:
@@ -379,14 +381,20 @@ class Forecaster(Watcher):
         """
         self.follow_parameters()
         shared |= self._parameters.layout.processes > 1
+        agree = not shared or self._agree()
         pairs = self._pairs.cpu()
         if shared:
             pairs = over_processes(pairs) / over_processes(torch.ones(()))
         own, averaged = pairs.numpy().T
         ago, losses, counts = self._losses.blocks(shared=shared)
         totals = self._mean.totals()
-        if self._begin_again_if_not_finite(totals):
-            return "parameters or gradients were not finite, so the averages begin again"
+        if shared:
+            totals = over_processes(totals) / over_processes(torch.ones(()))
+        if not (agree and self._mean.was_finite(totals)):
+            self._forget_mean()
+            why = "parameters or gradients were not finite"
+            why = why if agree else "the processes have not sampled the same steps"
+            return f"{why}, so the averages begin again"
         if not self.is_attached and not self._mean.taken:
             return "nothing is measured any more"
         since = self.constant_since()
@@ -414,16 +422,23 @@ class Forecaster(Watcher):
             return max(1, round(horizon * self.since_reset))
         return check_steps("horizon, if it is not a share below 1,", horizon)
 
-    def _begin_again_if_not_finite(self, totals: Tensor) -> bool:
-        """Forget the mean if it is not finite.
+    def _agree(self) -> bool:
+        """Return whether all processes, each of which must call it, have sampled the same steps.
 
-        Returns:
-            Whether it was forgotten.
+        Raises:
+            RuntimeError: On all of them, if what was handed over does not fit together.
         """
-        is_finite = self._mean.is_finite(totals)
-        if not is_finite:
-            self._forget_mean()
-        return not is_finite
+        samples = self._step, self.constant_since(), self._mean.taken, self._mean.last
+        handed = self._losses.calls, self._compared.taken
+        same_calls, same_closures, *others = are_alike([*handed, *samples])
+        agree = all(others)
+        if not same_calls or (agree and not same_closures):
+            raise RuntimeError(
+                "losses or closures were not handed over at the same calls on all processes: call "
+                "step() or update() on each of them after every optimizer step, without a loss "
+                "where there is none, and pass a closure on all of them or on none"
+            )
+        return agree
 
     def _check_model(self, model: Any) -> None:
         if not isinstance(model, nn.Module | None):
