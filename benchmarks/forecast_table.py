@@ -161,16 +161,19 @@ def gradients_alone(record: dict[str, Any], step: int) -> float:
 
 
 def branches(run: str, record: dict[str, Any], law: AnnealingLaw | None = None) -> Iterator[Branch]:
-    """Yield the cooldowns of a run that begin after the first eighth of its trunk."""
+    """Yield the cooldowns of a run that begin after the first eighth of its trunk.
+
+    A branch is left out if its run was stopped before the losses around its beginning were known.
+    """
     for made in record["branches"]:
         step, n, end = made["step"], made["horizon"], made["loss"]
+        now, staying = (evaluated(record, at, step + n) for at in (step, step + n))
+        if made["kind"] != "cooldown" or step < record["steps"] / 8 or math.isnan(now):
+            continue
         past = history(record, step)
         found = outcomes(past, n)
-        if made["kind"] != "cooldown" or step < record["steps"] / 8:
-            continue
         if not isinstance(found, Outcomes):
             raise SystemExit(f"{run} at step {step}: {found}")
-        now, staying = (evaluated(record, at, step + n) for at in (step, step + n))
         gain, over = found.gain(KEPT, 1), found.gain(KEPT, 1, than=(1, 0))
         yield Branch(
             run,
