@@ -138,6 +138,36 @@ def test_comparisons_are_those_of_naive_code():
     assert np.array(state["values"]) == pytest.approx(pairs, abs=2e-6)
 
 
+@pytest.mark.parametrize("batches", [16, 32])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_epochs_of_a_multiple_of_16_batches_are_sampled_evenly(shuffled, batches):
+    """Samples of (θ − m)·g average to what they do over all steps, with a mean of all steps.
+
+    On a quadratic whose batches have minima of their own, which add up to zero over an epoch. The
+    768 samples have a relative standard error of 2.4 % at most, and their mean m is 8 steps older
+    than the other, of 138: 12 % is exceeded once in 10,000 seeds. At a fixed position of a fixed
+    order all samples would be zero.
+    """
+    random, steps = torch.Generator().manual_seed(0), 16_384
+    minima = torch.randn(batches, 40, generator=random, dtype=torch.float64)
+    minima -= minima.mean(0)
+    theta = nn.Parameter(torch.zeros(40, dtype=torch.float64))
+    optimizer = torch.optim.SGD([theta], lr=0.1)
+    forecaster = eq.Forecaster(optimizer, horizon=400)
+    mean, decay, exact = theta.detach().clone(), 2 ** (-1 / (0.24 * 400)), []
+    order = torch.arange(batches)
+    for t in range(steps):
+        if shuffled and t % batches == 0:
+            order = torch.randperm(batches, generator=random)
+        theta.grad = theta.detach() - minima[order[t % batches]]
+        exact.append((theta.detach() - mean) @ theta.grad)
+        mean.lerp_(theta.detach(), 1 - decay)
+        optimizer.step()
+    sampled = [value for step, _, value in products(forecaster) if step >= steps // 4]
+    assert len(sampled) == 768
+    assert np.mean(sampled) == pytest.approx(float(sum(exact[steps // 4 :])) / 12_288, rel=0.12)
+
+
 def test_a_forecast_is_stated_in_one_sentence():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     none = eq.Forecaster(optimizer).forecast(400)

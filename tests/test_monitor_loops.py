@@ -117,6 +117,24 @@ def test_a_model_that_is_converted_begins_a_new_window(form, dtype, every):
     loop.check(1e-6 if dtype is torch.float64 else 1e-5)
 
 
+def test_a_state_that_is_saved_after_a_conversion_begins_again():
+    """Before the next measured step, too: the relation of another dtype is another one."""
+    loop = Loop(FORMS["momentum"], 16, torch.float32)
+    forecaster = eq.Forecaster(loop.optimizer)
+    loop.run(40)
+    loop.model.bfloat16()
+    assert loop.monitor.reading().count > 0
+    with forecaster.averaged():
+        assert {p.dtype for p in loop.model.parameters()} == {torch.bfloat16}
+        assert all(p.isfinite().all() for p in loop.model.parameters())
+    state = copy.deepcopy(loop.monitor.state_dict())
+    assert forecaster.state_dict()["products"]["taken"] == 0
+    other = Loop(FORMS["momentum"], 16, torch.bfloat16)
+    other.monitor.load_state_dict(state)
+    assert other.monitor.reading().count == 0
+    assert other.monitor.step == 40
+
+
 @everies
 @pytest.mark.parametrize("form", ["plain", "momentum"])
 def test_parameters_that_are_given_another_shape_begin_a_new_window(form, every):

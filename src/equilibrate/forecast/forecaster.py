@@ -241,7 +241,7 @@ class Forecaster(Watcher):
         the state of an optimizer it is not copied: to return to a state later without saving it,
         keep a `copy.deepcopy` of it. If parameters are sharded, every process must call it.
         """
-        self.follow_parameters()
+        self.follow_parameters(converted=True)  # a state has one dtype
         return {
             **self._counters(),
             "horizon": self._horizon,

@@ -137,8 +137,11 @@ def _forecast(run: Run, width: int, paint: Paint) -> list[str]:
 def _decisions(run: Run, width: int, paint: Paint) -> list[str]:
     if run.last_decision is None:
         return []
-    lines = [paint("last decision", "bold"), *textwrap.wrap(run.last_decision["reason"], width)]
-    if run.lowerings and not run.last_decision["lowered"]:
+    made = run.last_decision
+    lrs = ", ".join(map(format_number, made["lrs"]))
+    head = f"last decision, at step {made['step']:,}, lr {lrs}"
+    lines = [paint(head[:width], "bold"), *textwrap.wrap(made["reason"], width)]
+    if run.lowerings and not made["lowered"]:
         made = run.lowerings[-1]
         text = f"lowered {len(run.lowerings)} ×, last at step {made['step']:,}: {made['reason']}"
         lines += [paint(line, "dim") for line in textwrap.wrap(text, width)]

@@ -79,12 +79,16 @@ class ParameterSet:
             return False
         return [p.shape for p in now] == self._shapes
 
+    def are_converted(self) -> bool:
+        """Return whether parameters have another dtype now."""
+        return any(p.dtype is not bucket.dtype for bucket in self.buckets for p in bucket.params)
+
     def is_current(self) -> bool:
         """Return whether parameters were neither exchanged nor moved nor converted."""
-        return self.has_same_parameters() and all(
-            p.dtype is bucket.dtype and p.device == bucket.device
-            for bucket in self.buckets
-            for p in bucket.local()
+        return (
+            self.has_same_parameters()
+            and not self.are_converted()
+            and all(p.device == each.device for each in self.buckets for p in each.local())
         )
 
     def fingerprint(self) -> list[list[str]]:
