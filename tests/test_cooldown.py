@@ -300,6 +300,17 @@ def test_wrong_arguments_are_named(arguments, message):
         eq.Cooldown(optimizer, **{"total_steps": 100} | arguments)
 
 
+def test_whole_numbers_may_be_floats():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    scheduler = eq.Cooldown(optimizer, total_steps=1e4, warmup_steps=1e2)  # pyright: ignore[reportArgumentType]
+    steps = scheduler.total_steps, scheduler.warmup_steps
+    assert steps == (10_000, 100)
+    assert all(type(number) is int for number in steps)
+    for wrong in (math.inf, math.nan, "10"):
+        with pytest.raises(ValueError, match=f"total_steps must be a whole .*, got {wrong!r}"):
+            eq.Cooldown(optimizer, total_steps=wrong)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("loss", ["1", True, torch.ones(2), torch.tensor(1), [1.0]])
 def test_what_is_not_a_loss_is_named(loss):
     run = Run()

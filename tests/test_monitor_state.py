@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -101,6 +102,51 @@ def test_a_copy_continues_as_the_original_does(form, how):
     assert numbers(loop.monitor) == before  # the original has not moved
     loop.run(30)
     assert numbers(monitor) == numbers(loop.monitor)
+
+
+@pytest.mark.parametrize("kind", [eq.Monitor, eq.FDRScheduler])
+def test_a_spawned_process_shares_no_tensor_that_is_gone_when_it_starts(kind):
+    """Torch hands tensors over as open files, which are closed with the tensors."""
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    watching, tensors = kind(optimizer), []
+    model(torch.ones(2, 6)).sum().backward()
+    optimizer.step()
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, part):
+            if not isinstance(part, torch.Tensor):
+                return None
+            tensors.append(weakref.ref(part))
+            return len(tensors)
+
+    Pickler(io.BytesIO()).dump(watching)
+    assert tensors
+    assert all(tensor() is not None for tensor in tensors)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_running_project_can_turn_layers_on_and_off(named):
+    def watched(named):
+        model = small_model()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        return model, eq.Monitor(optimizer, model if named else None, every=1)
+
+    def train(model, monitor):
+        for _ in range(20):
+            monitor.optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            monitor.optimizer.step()
+
+    model, before = watched(named)
+    train(model, before)
+    (state,) = saved(before)
+    model, after = watched(not named)
+    after.load_state_dict(state)
+    assert after.reading() == before.reading()
+    train(model, after)
+    assert after.step == 40
+    assert named or len(after.layers().layers) == 4
 
 
 def test_wrong_states_are_refused():

@@ -357,6 +357,14 @@ def test_wrong_arguments_are_named(arguments, message):
         eq.FDRScheduler(optimizer, **arguments)
 
 
+@pytest.mark.parametrize("loss", [0.3, torch.tensor(0.3)])
+def test_a_loss_is_not_taken_for_an_epoch(loss):
+    scheduler = eq.FDRScheduler(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1))
+    with pytest.raises(TypeError, match=r"takes no loss, got (float|Tensor): call scheduler.step"):
+        scheduler.step(loss)
+    assert scheduler.last_epoch == 0
+
+
 def test_monitors_and_states_of_others_are_refused():
     one, other = (torch.optim.SGD([nn.Parameter(torch.ones(n))], lr=0.1) for n in (2, 3))
     with pytest.raises(ValueError, match="monitor watches another optimizer"):

@@ -11,17 +11,18 @@ def check_steps(name: str, steps: Any, least: int = 1) -> int:
 
     Args:
         name: The name of the argument.
-        steps: Its value, a whole number of any kind, such as NumPy's.
+        steps: Its value, a whole number of any kind, such as NumPy's, or a float like `1e4`.
         least: The smallest number that it may be.
 
     Returns:
-        The number, one of Python's.
+        The number, as an int.
 
     Raises:
         ValueError: If it is not a whole number, or too small.
     """
     try:
-        number = operator.index(steps)
+        is_whole = isinstance(steps, float) and steps.is_integer()
+        number = int(steps) if is_whole else operator.index(steps)
     except TypeError:
         number = least - 1
     if number < least or isinstance(steps, bool):

@@ -1,6 +1,9 @@
 """`equilibrate watch` shows a record that is absent, grows, is cut, and ends."""
 
+import io
 import os
+import re
+import sys
 import time
 
 import pytest
@@ -59,6 +62,32 @@ def test_once_shows_everything_that_was_recorded(tmp_path, width, monkeypatch, c
     assert "\x1b" not in output
     assert max(map(len, output.splitlines())) <= width
     assert any("⡇" <= character <= "⣿" for character in output)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_other_characters_shows_it_in_ascii(tmp_path, encoding, monkeypatch):
+    folder = tmp_path / "caf\u00e9"
+    with Writer(folder / "train.jsonl", config={}) as writer:
+        for k in range(1, 9):
+            writer.write(row(k, layers={"w": {"residual": -0.5, "margin": 0.1}}))
+    printed = io.BytesIO()
+    terminal = io.TextIOWrapper(printed, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    cli.main(["watch", "--once", str(folder)])
+    cli.main(["report", str(folder)])
+    terminal.flush()
+    text = printed.getvalue().decode(encoding)
+    for part in ("step 800 | epoch 8", "residual L/R - 1  0.062 +- 0.020", "###|", "report  "):
+        assert part in text
+    assert "?" not in text
+    assert re.search(r"\n +1 '", text)  # the curve of the loss begins at the top
+
+
+@pytest.mark.parametrize("interval", ["nan", "-1", "inf", "soon"])
+def test_wrong_intervals_are_named(tmp_path, interval, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["watch", "--once", str(tmp_path), f"--interval={interval}"])
+    assert f"a number of seconds, at least 0, got {interval}" in capsys.readouterr().err
 
 
 def test_what_was_not_recorded_is_left_out_and_silence_is_said():

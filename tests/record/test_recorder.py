@@ -13,6 +13,7 @@ from support import networks, recorded
 from support.recorded import noisy_steps
 
 import equilibrate as eq
+from equilibrate import cli
 from equilibrate.record import jsonl
 from equilibrate.record.jsonl import RecordError
 from equilibrate.record.observe import KEYS, forecast_of
@@ -343,16 +344,77 @@ def test_errors(tmp_path):
     recorder = eq.Recorder(tmp_path, scheduler)
     with pytest.raises(ValueError, match="left, lrs is written by the recorder: rename it"):
         recorder.record(lrs=1, left=2)
-    with pytest.raises(TypeError, match=r"loss must be a number .* got str: pass the train"):
-        recorder.record(loss="1.0")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"tensor with one element, got a tensor of shape \(2,\)"):
-        recorder.record(loss=torch.ones(2))
-    with pytest.raises(TypeError, match=r"the row cannot be written as JSON"):
-        recorder.record(model=object())
     recorder.close()
     recorder.close()
     with pytest.raises(ValueError, match=r"Recorder\(.*\) is closed: create another"):
         recorder.record()
+
+
+def endless():
+    value = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("caf\udce9", "caf\udce9"),
+        (10**400, None),
+        ([-(10**5000)], [None]),
+        (float("nan"), None),
+        (torch.eye(2).to_sparse(), ...),
+        (torch.empty(2, device="meta"), ...),
+        (object(), ...),
+        ({1, 2}, ...),
+        (endless(), ...),
+    ],
+)
+def test_no_value_stops_a_training(tmp_path, value, written):
+    """What cannot be written is left out, with a warning; the rest of the row is written."""
+    _, scheduler = made()
+    with eq.Recorder(tmp_path, scheduler) as recorder:
+        if written is ...:
+            kind = type(value).__name__
+            with pytest.warns(UserWarning, match=f"'value', a value of type {kind}, is not rec"):
+                recorder.record(value=value, other=1, loss=2.0)
+        else:
+            recorder.record(value=value, other=1, loss=2.0)
+    (row,) = jsonl.read(recorder.path).rows
+    assert (row["other"], row["loss"]) == (1, 2.0)
+    assert row.get("value", ...) == written
+    cli.main(["report", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("1.0", "loss must be a number .* got str: pass the training loss"),
+        (torch.ones(2), r"tensor with one element, got a tensor of shape \(2,\)"),
+        (torch.ones(1).to_sparse(), "sparse"),
+        (10**400, "too large"),
+    ],
+)
+def test_no_loss_stops_a_training(tmp_path, loss, words):
+    _, scheduler = made()
+    with eq.Recorder(tmp_path, scheduler) as recorder:
+        recorder.record(loss=1.0)
+        with pytest.warns(UserWarning, match=f"the loss is not recorded: .*{words}"):
+            recorder.record(loss=loss)
+    assert [row.get("loss") for row in jsonl.read(recorder.path).rows] == [1.0, None]
+
+
+def test_a_full_disk_does_not_stop_a_training(tmp_path, full_disk):
+    _, scheduler = made()
+    with eq.Recorder(tmp_path, scheduler) as recorder:
+        recorder.record(note="before")
+        size = recorder.path.stat().st_size
+        with full_disk(size), pytest.warns(UserWarning, match=r"row of step 0 is not .*free some"):
+            recorder.record(note="lost")
+        recorder.record(note="after")
+        with full_disk(1), pytest.warns(UserWarning, match="the end of the run is not recorded"):
+            recorder.close()
+    assert [row["note"] for row in jsonl.read(recorder.path).rows] == ["before", "after"]
 
 
 @pytest.mark.slow

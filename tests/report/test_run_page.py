@@ -226,7 +226,7 @@ def test_the_page_loads_nothing_and_holds_its_scripts_unchanged(html):
 
 def test_a_page_of_almost_nothing():
     html = render(made([{"loss": 1.0}, {"loss": [1, 2], "lrs": None, "note": "text"}]))
-    assert "End not recorded · 2 rows<" in html
+    assert "End not recorded · 2 rows · values of a wrong type are left out<" in html
     assert "<h2>Lowerings" not in html
     assert "Layers</h2>" not in html
 
@@ -414,6 +414,11 @@ def test_errors_are_told_in_one_line(tmp_path, full_disk):
     with full_disk(5_000), pytest.raises(SystemExit, match=r"report\.html \(File too large\): fre"):
         main(["report", str(tmp_path)])
     assert (tmp_path / "report.html").read_bytes() == before
+    for folder in (".", "/", str(tmp_path)):
+        with pytest.raises(SystemExit, match=r"cannot write to .*, which is a folder: name a"):
+            main(["report", str(tmp_path), "--out", folder])
+    with pytest.raises(SystemExit, match=r"no\[/red\]such/train\.jsonl does not exist: record a"):
+        main(["report", "no[/red]such"])
     Writer(tmp_path / "other.jsonl", config={}).close()
     with pytest.raises(SystemExit, match=r"has several records \(\[a\] run\.jsonl, other\.jsonl\)"):
         main(["report", str(tmp_path)])

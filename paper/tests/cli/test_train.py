@@ -127,11 +127,17 @@ def interrupt(*_, **__):
     ("arguments", "message"),
     [
         (["--task", "imagenet"], "task must be one of digits-mlp, digits-cnn, mlp, cnn"),
+        (
+            ["--task", "no[/red]such"],
+            "task must be one of digits-mlp, digits-cnn, mlp, cnn, got 'no[/red]such'",
+        ),
         (["--lr", "0"], "lr must be positive, got 0.0"),
         (["--lr", "inf"], "lr must be positive, got inf"),
         (["--weight-decay", "-1"], "Invalid weight_decay value: -1.0"),
         (["--data-dir", "missing"], "data_dir='missing' is not a folder: check its name"),
         (["--epochs", "0"], "epochs must be positive, got 0"),
+        (["--seed", "9" * 20], f"seed must be below 2⁶³, got {'9' * 20}"),
+        (["--batch-size", "9" * 20], f"batch_size must be below 2⁶³, got {'9' * 20}"),
         (["--threshold", "-1"], "threshold must be a positive number such as 0.01, got -1.0"),
         (["--factor", "1"], "factor must lie between 0 and 1, such as 0.9, got 1.0"),
         (["--resume", "--overwrite"], "--resume and --overwrite cannot be combined"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import equilibrate
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = commands.add_parser("watch", help="show a run in the terminal while it trains")
     command.add_argument("run", type=Path, help=f"{run}; it may not exist yet")
     command.add_argument(
-        "--interval", type=float, default=1.0, help="seconds between two looks (default: 1)"
+        "--interval", type=_seconds, default=1.0, help="seconds between two looks (default: 1)"
     )
     command.add_argument("--once", action="store_true", help="show the present state and exit")
     command.set_defaults(action=watch)
@@ -49,6 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
         action(**options)
     except jsonl.RecordError as error:
         sys.exit(f"equilibrate: {error}")
+    except RecursionError:
+        sys.exit(f"equilibrate: {options['run']} has values that are nested too deeply to be shown")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -69,7 +73,7 @@ def report(run: Path, out: Path | None = None, title: str | None = None) -> None
         raise jsonl.RecordError(f"{record} has no rows yet: wait for the first one")
     if out is None:
         out = record.with_name("report.html") if run.is_dir() else record.with_suffix(".html")
-    print(f"report  {jsonl.write_file(out, page.render(found))}")
+    _print(f"report  {jsonl.write_file(out, page.render(found))}\n")
 
 
 def watch(run: Path, interval: float = 1.0, once: bool = False) -> None:
@@ -83,17 +87,34 @@ def watch(run: Path, interval: float = 1.0, once: bool = False) -> None:
     terminal = sys.stdout.isatty() and not once
     text, ended, seen = _look(find_record(run, missing_ok=not once))
     try:
-        print(_ALTERNATE_SCREEN if terminal else "", end="")
+        _print(_ALTERNATE_SCREEN if terminal else "")
         while not (once or ended):
             if terminal:
-                print(_CLEAR + text, end="", flush=True)
+                _print(_CLEAR + text)
             time.sleep(max(interval, _REST * seen))
             text, ended, seen = _look(find_record(run, missing_ok=True))
     except KeyboardInterrupt:
         pass
     finally:
-        print(_BACK if terminal else "", end="")
-    print(text, end="")
+        _print(_BACK if terminal else "")
+    _print(text)
+
+
+def _print(text: str) -> None:
+    """Print a text with the characters that the terminal has."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = live.in_ascii(text).encode(encoding, "backslashreplace").decode(encoding)
+    print(text, end="", flush=True)
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, got {text}")
 
 
 def _look(record: Path) -> tuple[str, bool, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from typing import Any
@@ -233,12 +234,16 @@ steps: it will not equilibrate in this run
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs; hooks are not copied with an optimizer."""
+        # As bytes: a process that is spawned gets tensors as memory that it shares, which those of
+        # a state, made for the copy, do not outlive.
+        state = io.BytesIO()
+        torch.save(self.state_dict(), state)
         return {
             "optimizer": self._optimizer,
             "names": [(p, self._names.get(id(p), "")) for p in self._parameters.params],
             "every": self._every,
             "scale_invariant": self._scale_invariant,
-            "state_dict": self.state_dict(),
+            "state_dict": state.getvalue(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -247,7 +252,7 @@ steps: it will not equilibrate in this run
             state["optimizer"], every=state["every"], scale_invariant=state["scale_invariant"]
         )
         self._names = {id(p): name for p, name in state["names"] if name}
-        self.load_state_dict(state["state_dict"])
+        self.load_state_dict(torch.load(io.BytesIO(state["state_dict"])))
 
     # Steps ------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +25,9 @@ Row = dict[str, Any]
 _WAIT_SECONDS = 10.0
 """Forked workers of a data loader keep the lock of a killed process for a few seconds."""
 _RETRY_SECONDS = 0.1
+_HEADER = ("config", "environment")
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+"""It reads NaN and Infinity, which are not JSON, as null."""
 
 
 class RecordError(Exception):
@@ -48,7 +51,7 @@ class Record:
 class Writer:
     """Appends rows to a record. No other process can write to it meanwhile.
 
-    Numbers that are not finite are written as null.
+    Numbers that are not finite, or too large for a double, are written as null.
 
     Args:
         path: The file. Missing folders are created.
@@ -115,7 +118,7 @@ class Writer:
         """Append a row. Once this returns, killing the process does not lose the row.
 
         A row that is not JSON raises a TypeError, a full disk a `RecordError`. In both cases the
-        rows before it stay intact.
+        rows before it stay intact. `encode` tells whether a row is JSON.
 
         Args:
             row: A dict of numbers, strings, lists and dicts.
@@ -167,7 +170,7 @@ class Writer:
             )
 
     def _append(self, line: Row) -> None:
-        data = _encode(line)
+        data = encode(line)
         start = self._file.seek(0, os.SEEK_END)
         try:
             while data:  # a disk that is almost full accepts a part and fails at the next call
@@ -293,7 +296,7 @@ def write_file(path: Path | str, content: str | bytes) -> Path:
 
     Args:
         path: The file. Missing folders are created.
-        content: Its content; text is encoded as UTF-8.
+        content: Its content; text is encoded as UTF-8, with a question mark for what is no text.
 
     Returns:
         The path.
@@ -302,11 +305,14 @@ def write_file(path: Path | str, content: str | bytes) -> Path:
         RecordError: If it cannot be written.
     """
     path = Path(path)
+    if path.is_dir():
+        raise RecordError(f"cannot write to {path}, which is a folder: name a file in it")
     partial = path.with_name(path.name + ".partial")
+    data = content.encode(errors="replace") if isinstance(content, str) else content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -323,11 +329,12 @@ def write_file(path: Path | str, content: str | bytes) -> Path:
 def _parse(path: Path | str, number: int, data: bytes) -> Row:
     cause, line = None, None
     try:
-        line = json.loads(data)
+        line = _DECODER.decode(data.decode())
         why = f"{type(line).__name__} instead of an object"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         cause, why = error, str(error)
-    if number == 1 and not (isinstance(line, dict) and {"config", "environment"} <= line.keys()):
+    header = [line.get(name) if isinstance(line, dict) else None for name in _HEADER]
+    if number == 1 and not all(isinstance(part, dict) for part in header):
         raise RecordError(
             f"{path} is not a record of equilibrate: its first line has no config and environment"
         ) from cause
@@ -344,10 +351,22 @@ def is_end(line: Row) -> bool:
     return line.keys() == {"end"}
 
 
-def _encode(line: Row) -> bytes:
+def encode(line: Row) -> bytes:
+    """Return a line of a record. Characters that UTF-8 does not have are written as escapes.
+
+    Args:
+        line: A dict of numbers, strings, lists and dicts.
+
+    Returns:
+        The line, with its end.
+
+    Raises:
+        TypeError: If it cannot be written as JSON.
+    """
     try:
-        return json.dumps(_to_json(line), ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    except TypeError as error:
+        text = json.dumps(_to_json(line), ensure_ascii=False, allow_nan=False)
+        return text.encode(errors="backslashreplace") + b"\n"
+    except (TypeError, RecursionError) as error:
         types = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in line.items())
         raise TypeError(
             f"the row cannot be written as JSON ({error}); it has {types}: pass numbers and "
@@ -356,11 +375,20 @@ def _encode(line: Row) -> bytes:
 
 
 def _to_json(value: Any) -> Any:
-    """Return JSON's own types, with None for numbers that are not finite."""
+    """Return JSON's own types, with None for numbers that are not finite, or no double."""
     if isinstance(value, dict):
         return {str(k): _to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_to_json(v) for v in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if isinstance(value, int | float):
+        return value if is_finite(value) else None
     return value
+
+
+def is_finite(number: float) -> bool:
+    """Return whether a number is finite, and not too large for a double.
+
+    >>> is_finite(1e300), is_finite(float("nan")), is_finite(10**400)
+    (True, False, False)
+    """
+    return abs(number) <= sys.float_info.max

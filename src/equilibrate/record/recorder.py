@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +50,9 @@ class Recorder:
     `after_margin`, `gain_margin` and `over_staying_margin` are half the 95 % intervals.
 
     Numbers that are undefined are null.
+
+    A record never stops a training: a value that cannot be recorded is left out with a warning, and
+    so is a row that cannot be written, as on a full disk.
 
     With several processes create it on all of them and call `record` on all of them, since readings
     of sharded parameters are collective. Only rank 0 writes.
@@ -113,7 +117,7 @@ class Recorder:
         self._called_at = None if mode == "resume" and step == 0 else step
         self._writer = None
         if _is_first_process():
-            settings = _plain({**(config or {}), "recorder": self._settings()}, other=str)
+            settings = _storable({**(config or {}), "recorder": self._settings()}, other=str)
             self._writer = _open(self.path, settings, mode)
             if step and mode == "resume":
                 self._drop_rows_after(step)
@@ -139,11 +143,13 @@ class Recorder:
         if taken := KEYS & extra.keys():
             raise ValueError(f"{', '.join(sorted(taken))} is written by the recorder: rename it")
         if loss is not None:
-            self._add(loss)
+            with _warning_instead("the loss is not recorded", of=(Exception,)):
+                self._add(loss)
         step, last = self._sources.step, self._called_at
         if last is None or step < last:  # the training has resumed, or gone back to a checkpoint
             last = step - 1
-            self._drop_rows_after(last)
+            with _warning_instead("rows of steps that are made again stay in the record"):
+                self._drop_rows_after(last)
         self._called_at = step
         if self.every > 1 and step // self.every <= last // self.every:
             return
@@ -155,10 +161,12 @@ class Recorder:
             row["loss"] = float(self._loss) / self._losses
             self._loss, self._losses = 0.0, 0
         if self._writer is not None:
-            self._writer.write(row | _plain(extra))
-            if time.monotonic() - self._synced > _SYNC_SECONDS:  # for a failure of the power
-                self._writer.sync()
-                self._synced = time.monotonic()
+            row |= _storable(extra)
+            with _warning_instead(f"the row of step {step} is not recorded"):
+                self._writer.write(row)
+                if time.monotonic() - self._synced > _SYNC_SECONDS:  # for a failure of the power
+                    self._writer.sync()
+                    self._synced = time.monotonic()
 
     def close(self, status: str = "finished") -> None:
         """Write how the run ended, and close the record. Use a `with` block to have it called.
@@ -167,8 +175,9 @@ class Recorder:
             status: How it ended.
         """
         if self._writer is not None and not self._closed:
-            self._writer.end(status)
-            self._writer.sync()
+            with _warning_instead("the end of the run is not recorded"):
+                self._writer.end(status)
+                self._writer.sync()
             self._writer.close()
         self._closed = True
 
@@ -265,6 +274,34 @@ def _is_first_process() -> bool:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
     return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def _warning_instead(
+    lost: str, of: tuple[type[Exception], ...] = (jsonl.RecordError, OSError)
+) -> Iterator[None]:
+    """Warn of an error, at the line of the user's call: a record must not stop a training."""
+    try:
+        yield
+    except of as error:
+        warnings.warn(f"{lost}: {error}", stacklevel=4)
+
+
+def _storable(values: Mapping[str, Any], other: Any = lambda value: value) -> dict[str, Any]:
+    """Return what can be written of values, and warn of the rest."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            part = {name: _plain(value, other)}
+            jsonl.encode(part)
+            found |= part
+        except Exception as error:  # any object of the user's
+            warnings.warn(
+                f"{name!r}, a value of type {type(value).__name__}, is not recorded "
+                f"({type(error).__name__}: {error}): pass numbers, strings, lists or dicts",
+                stacklevel=3,
+            )
+    return found
 
 
 def _plain(value: Any, other: Any = lambda value: value) -> Any:

@@ -60,6 +60,28 @@ def chart(
     return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
 
 
+def like(dots: int) -> str:
+    """Return the character of ASCII that is most like one of braille.
+
+    >>> [like(dots) for dots in (0x00, 0x01, 0x02, 0x40, 0x41)]
+    [' ', "'", '-', '.', '|']
+
+    Args:
+        dots: The bits of its dots.
+
+    Returns:
+        A space, or one that shows whether the dots lie high, low, in the middle or in several rows.
+    """
+    high, upper, lower, low = (bool(dots & (left | right)) for left, right in _DOTS)
+    if high + upper + lower + low == 0:
+        return " "
+    if high and not (lower or low):
+        return "'"
+    if low and not (high or upper):
+        return "."
+    return "|" if high or low else "-"
+
+
 def _line(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
     """Return the dots of a straight line, at least one in each row and column."""
     steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]))

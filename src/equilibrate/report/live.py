@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable
 from itertools import zip_longest
 
-from equilibrate.report.braille import chart
+from equilibrate.report.braille import chart, like
 from equilibrate.report.numbers import format_number
 from equilibrate.report.run import Column, Run
 
@@ -16,6 +16,11 @@ _LAYERS = 8
 _SILENCE = 60.0
 """Seconds without a new row after which this is said."""
 _COLOURS = {"dim": 2, "bold": 1, "red": 31, "green": 32, "yellow": 33, "blue": 34, "cyan": 36}
+_LIKE = str.maketrans(
+    {"−": "-", "–": "-", "±": "+-", "·": "|", "×": "x", "│": "|", "█": "#", "…": "...", "≥": ">="}
+    | {chr(0x2800 + dots): like(dots) for dots in range(256)}
+)
+"""What stands for a character where there is ASCII alone."""
 Paint = Callable[[str, str], str]
 """A function of a text and the name of a colour."""
 
@@ -46,6 +51,21 @@ def view(run: Run, *, width: int, age: float = 0.0, colours: bool = False) -> st
     lines += [*_forecast(run, width, paint), *_decisions(run, width, paint)]
     lines += _layers(run, width, paint)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def in_ascii(text: str) -> str:
+    """Return a text for a terminal that has no other characters; what has no likeness stays.
+
+    >>> in_ascii("−0.3 ± 0.1 ⠉⠒⠤⠀│██")
+    "-0.3 +- 0.1 '-- |##"
+
+    Args:
+        text: The text.
+
+    Returns:
+        The text, with curves of points for those of braille.
+    """
+    return text.translate(_LIKE)
 
 
 def _title(run: Run, age: float, width: int, paint: Paint) -> list[str]:
@@ -79,14 +99,14 @@ def _charts(run: Run, width: int, paint: Paint) -> list[list[str]]:
     after, of_after = forecasts["after"], forecasts["after_margin"]
     charts = [
         _chart("loss", loss, width, "green", paint, _log_or_none(loss)),
-        _chart("a cooldown would end at", after, width, "blue", paint, None, of_after[-1]),
+        _chart("a cooldown would end at", after, width, "blue", paint, None, of_after),
     ]
     rates = run.rates()
     for group, values in enumerate(rates):
         name = "learning rate" if len(rates) == 1 else f"learning rate, group {group}"
         if group == 0 or len(set(values)) > 1:
-            charts.append(_chart(name, values, width, "yellow", paint, _log_or_none(values)))
-    charts.append(_chart("residual L/R − 1", residual, width, "cyan", paint, symmetric, margin[-1]))
+            charts.append(_chart(name, values, width, "yellow", paint, low=0.0))
+    charts.append(_chart("residual L/R − 1", residual, width, "cyan", paint, symmetric, margin))
     return charts
 
 
@@ -96,15 +116,16 @@ def _chart(
     width: int,
     colour: str,
     paint: Paint,
-    transform: Callable[[float], float] | None,
-    margin: float | None = None,
+    transform: Callable[[float], float] | None = None,
+    margins: Column | None = None,
+    low: float | None = None,
 ) -> list[str]:
     """Return a title and the lines of a curve, all of the same width; none without a value."""
     finite = sorted(value for value in values if value is not None)
     if not finite:
         return []
-    cut = len(finite) // 20 if transform is None else 0  # the first values may be far off
-    low, high = finite[cut], finite[-1 - cut]
+    cut = len(finite) // 20 if transform is None and low is None else 0  # the first may be far off
+    low, high = finite[cut] if low is None else min(low, finite[0]), finite[-1 - cut]
     if low == high:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     labels = {0: format_number(high), _CHART_HEIGHT - 1: format_number(low)}
@@ -118,7 +139,9 @@ def _chart(
         high=high,
         transform=transform or (lambda value: value),
     )
-    head = f"{title}  {format_number(values[-1], margin)}"[: side + 1 + size]
+    k = max(k for k, value in enumerate(values) if value is not None)
+    shown = format_number(values[k], margins and margins[k])
+    head = f"{title}  {shown}"[: side + 1 + size]
     return [
         paint(f"{head:{side + 1 + size}}", "bold"),
         *(
@@ -141,7 +164,7 @@ def _decisions(run: Run, width: int, paint: Paint) -> list[str]:
     lrs = ", ".join(map(format_number, made["lrs"]))
     head = f"last decision, at step {made['step']:,}, lr {lrs}"
     lines = [paint(head[:width], "bold"), *textwrap.wrap(made["reason"], width)]
-    if run.lowerings and not made["lowered"]:
+    if run.lowerings and not made.get("lowered"):
         made = run.lowerings[-1]
         text = f"lowered {len(run.lowerings)} ×, last at step {made['step']:,}: {made['reason']}"
         lines += [paint(line, "dim") for line in textwrap.wrap(text, width)]
@@ -149,10 +172,9 @@ def _decisions(run: Run, width: int, paint: Paint) -> list[str]:
 
 
 def _layers(run: Run, width: int, paint: Paint) -> list[str]:
-    layers = [row["layers"] for row in run.layer_rows]
-    if not layers:
+    if not run.last_layers:
         return []
-    found = sorted(layers[-1].items(), key=lambda item: -abs(item[1].get("residual") or 0.0))
+    found = sorted(run.last_layers.items(), key=lambda item: -abs(item[1].get("residual") or 0.0))
     more = f", {_LAYERS} of {len(found)}" if len(found) > _LAYERS else ""
     lines = [paint(f"layers by |L/R − 1|{more}", "bold")]
     size = max(12, min(width - 46, max(len(name) for name, _ in found)))
@@ -168,8 +190,8 @@ def _layers(run: Run, width: int, paint: Paint) -> list[str]:
 
 def _bar(residual: float | None, half: int = 6) -> str:
     """Return a bar from the middle: to the left if negative, logarithmic from 0.01 to 10."""
-    size = 0 if residual is None else math.log10(max(abs(residual), 0.01) / 0.01) / 3
-    bar = "█" * min(half, round(size * half))
+    size = 0 if residual is None else math.log10(min(max(abs(residual), 0.01), 10) / 0.01) / 3
+    bar = "█" * round(size * half)
     falls = residual is not None and residual > 0
     return f"{'' if falls else bar:>{half}}│{bar if falls else '':{half}}"
 

@@ -40,7 +40,7 @@ def render(run: Run) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {}  # keys keep their order
-    layers = next(reversed(list(run.layer_rows)), {}).get("layers", {})
+    layers = run.last_layers
     return environment.get_template("run.html.j2").render(
         title=run.title,
         status=_status(run),
@@ -167,6 +167,8 @@ def _status(run: Run) -> str:
     parts.append(f"{run.recorded} row{'s' * (run.recorded != 1)}")
     if (drawn := len(list(run.rows))) < run.recorded:
         parts.append(f"{drawn} of them drawn")
+    if run.is_odd:
+        parts.append("values of a wrong type are left out")
     return " · ".join(parts)
 
 
@@ -183,7 +185,9 @@ def _axes(rows: Thinned) -> dict[str, list[float]]:
 
 def _at(steps: list[float], x: dict[str, list[float]]) -> dict[str, list[float]]:
     """Return where steps lie on each axis, between the rows."""
-    between = {name: np.interp(steps, x["step"], x[name]).tolist() for name in x}
+    axes = {name: np.array(axis, dtype=float) for name, axis in x.items()}
+    found = np.array(steps, dtype=float)
+    between = {name: np.interp(found, axes["step"], axes[name]).tolist() for name in x}
     return between | {"step": steps}
 
 
@@ -192,7 +196,7 @@ def _rates(run: Run, x: dict[str, list[float]]) -> dict[str, Any]:
     points = [(row["step"], 1, row["lrs"]) for row in run.rows if row.get("lrs")]
     points += [(made["step"], 0, made["lrs"]) for made in run.lowerings]
     steps, lists = [], []
-    for step, is_row, lrs in sorted(points):
+    for step, is_row, lrs in sorted(points, key=lambda point: point[:2]):
         if not is_row and lists:
             steps.append(step)
             lists.append(lists[-1])
@@ -205,7 +209,7 @@ def _rates(run: Run, x: dict[str, list[float]]) -> dict[str, Any]:
 
 def _reason(row: Row) -> str | None:
     made = row.get("decisions", [])
-    lowered = [f"Lowered at step {d['step']:,}: {d['reason']}" for d in made if d["lowered"]]
+    lowered = [f"Lowered at step {d['step']:,}: {d['reason']}" for d in made if d.get("lowered")]
     return (lowered or [d["reason"] for d in made] or [None])[-1]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,6 +17,8 @@ Column = list[float | None]
 """One number for each row; None where it is undefined."""
 
 _DIGITS = 6
+_LARGEST = 1e300
+"""A number that is drawn is smaller, so that differences are finite."""
 
 
 class Run:
@@ -41,9 +43,13 @@ class Run:
         """`status` and `time` of the end; None if the run continues or was killed."""
         self.recorded = 0
         """Number of rows in the record."""
-        self.rows = Thinned(self.MOST_ROWS)
+        self.is_odd = False
+        """Whether some of them have values of a wrong type, which are left out."""
+        self.rows = Thinned(self.MOST_ROWS, partial(self._check, without="layers"))
         """Rows without layers."""
-        self.layer_rows = Thinned(self.MOST_LAYER_ROWS)
+        self.layer_rows = Thinned(
+            self.MOST_LAYER_ROWS, lambda row: {"layers": {}} | self._check(row)
+        )
         """Rows with layers."""
         self.lowerings: deque[Row] = deque(maxlen=self.MOST_DECISIONS)
         """Decisions that lowered the learning rate."""
@@ -51,7 +57,7 @@ class Run:
         """Other decisions."""
         self.last_decision: Row | None = None
         self.last_forecast: Row = {}
-        """The last row that has a forecast."""
+        """Step and forecast of the last row that has one."""
 
     def add(self, row: Row) -> None:
         """Add a row of the record.
@@ -60,16 +66,32 @@ class Run:
             row: The row. What it lacks is not shown.
         """
         self.recorded += 1
-        row.setdefault("step", self.recorded)
-        for made in row.get("decisions", ()):
-            (self.lowerings if made["lowered"] else self.kept).append(made)
-            self.last_decision = made
+        if not _is_number(row.get("step")):
+            self.is_odd |= row.get("step") is not None
+            row = {**row, "step": self.recorded}
+        if "decisions" in row and _CHECKS["decisions"](row["decisions"]):
+            for made in row["decisions"]:
+                (self.lowerings if made.get("lowered") else self.kept).append(made)
+                self.last_decision = made
         if row.get("layers"):
             self.layer_rows.add(row)
-        row = {name: value for name, value in row.items() if name != "layers"}
         if row.get("forecast"):
-            self.last_forecast = row
+            self.last_forecast = {name: row[name] for name in ("step", "forecast")}
         self.rows.add(row)
+
+    def _check(self, row: Row, without: str | None = None) -> Row:
+        """Return what can be shown of a row; what has another type than a `Recorder` writes, not.
+
+        Only rows that are drawn are checked.
+        """
+        known = {name: value for name, value in row.items() if value is not None}
+        found = {
+            name: value
+            for name, value in known.items()
+            if name != without and (name not in _CHECKS or _CHECKS[name](value))
+        }
+        self.is_odd |= len(found) + (without in known) < len(known)
+        return found
 
     def column(self, name: str) -> Column:
         """Return the numbers of one name, with the digits that a drawing needs.
@@ -103,10 +125,16 @@ class Run:
     @property
     def sentence(self) -> str | None:
         """What the last forecast says, and at which step if later rows have none."""
-        if (made := forecast_of(self.last_forecast)) is None:
+        if (made := forecast_of(self._check(self.last_forecast))) is None:
             return None
         *_, row = self.rows
-        return str(made) if row is self.last_forecast else f"at step {made.step:,}: {made}"
+        return str(made) if row["step"] == made.step else f"at step {made.step:,}: {made}"
+
+    @property
+    def last_layers(self) -> dict[str, Row]:
+        """The layers of the last row that has some, by name."""
+        *_, row = [{"layers": {}}, *self.layer_rows]
+        return row["layers"]
 
     @property
     def threshold(self) -> float | None:
@@ -128,10 +156,12 @@ class Thinned:
 
     Args:
         most: How many rows to keep, and the last one.
+        check: Returns what is shown of a row.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._stride, self._count = most, 1, 0
+    def __init__(self, most: int, check: Callable[[Row], Row] = lambda row: row) -> None:
+        self._most, self._check = most, check
+        self._stride, self._count = 1, 0
         self._kept: list[Row] = []
         self._last: Row = {}
 
@@ -141,9 +171,10 @@ class Thinned:
         Args:
             row: The row.
         """
-        self._last = row
         if self._count % self._stride == 0:
+            row = self._check(row)
             self._kept.append(row)
+        self._last = row
         self._count += 1
         if len(self._kept) > self._most:
             self._kept = self._kept[::2]
@@ -152,7 +183,7 @@ class Thinned:
     def __iter__(self) -> Iterator[Row]:
         yield from self._kept
         if self._kept and self._kept[-1] is not self._last:
-            yield self._last
+            yield self._check(self._last)
 
 
 def find_record(run: Path | str, *, missing_ok: bool = False) -> Path:
@@ -198,10 +229,56 @@ def load(path: Path | str, title: str | None = None) -> Run | None:
     run = Run(title or name, header["config"], header["environment"])
     for line in lines:
         if jsonl.is_end(line):
-            run.end = line["end"]
+            end = line["end"] if isinstance(line["end"], dict) else {}
+            run.end = {name: str(end.get(name, "?")) for name in ("status", "time")}
         else:
             run.add(line)
     return run if run.recorded else None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) < _LARGEST
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(part is None or _is_number(part) for part in value)
+
+
+def _is_decision(value: Any) -> bool:
+    checks = {"step": _is_number, "reason": _is_text, "lrs": _are_numbers}
+    return isinstance(value, dict) and all(check(value.get(k)) for k, check in checks.items())
+
+
+def _is_forecast(value: Any) -> bool:
+    if not isinstance(value, dict) or not _is_number(value.get("horizon")):
+        return False
+    return all(
+        v is None or (_is_text if k == "undefined" else _is_number)(v) for k, v in value.items()
+    )
+
+
+def _is_layer(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(
+        v is None or (_is_text(v) if k == "state" else isinstance(v, bool) or _is_number(v))
+        for k, v in value.items()
+    )
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(KEYS | {"epoch"}, _is_number),
+    "lrs": _are_numbers,
+    "decisions": lambda value: isinstance(value, list) and all(map(_is_decision, value)),
+    "forecast": _is_forecast,
+    "layers": lambda value: isinstance(value, dict) and all(map(_is_layer, value.values())),
+}
+"""Whether the value of each key of a `Recorder` has the type that it writes."""
 
 
 def number(value: Any) -> float | None:
@@ -214,7 +291,3 @@ def number(value: Any) -> float | None:
 def last(column: Column) -> float | None:
     """Return the last number of a column."""
     return next((value for value in reversed(column) if value is not None), None)
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -189,7 +189,15 @@ class FDRScheduler(LRScheduler):
         Args:
             epoch: Deprecated by torch; do not pass it. 0 starts at the initial learning rate, as
                 `SequentialLR` asks for. Other numbers do not change the decision.
+
+        Raises:
+            TypeError: If something else is passed, such as a loss.
         """
+        if epoch is not None and not isinstance(epoch, int):
+            raise TypeError(
+                f"step() of an FDRScheduler takes no loss, got {type(epoch).__name__}: call "
+                "scheduler.step()"
+            )
         self._step_count += 1
         self._update_lr(epoch)
 

@@ -22,6 +22,8 @@ from equilibrate_paper.runs.folder import load_checkpoint, save_checkpoint
 
 TASKS = {"digits-mlp": "digits", "digits-cnn": "digits", "mlp": "mnist", "cnn": "cifar10"}
 """The data set (`datasets.load`) of each task. A task is named after its model (`models.build`)."""
+_LARGEST = 2**63
+"""Torch takes smaller whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Settings:
         for name in ("epochs", "lr", "batch_size"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("epochs", "batch_size", "seed"):
+            if abs(getattr(self, name)) >= _LARGEST:
+                raise ValueError(f"{name} must be below 2⁶³, got {getattr(self, name)}")
 
 
 def train(
