@@ -134,8 +134,9 @@ def annealing_law(record: dict[str, Any]) -> AnnealingLaw:
     steps = np.arange(len(losses) // 12, len(losses), len(losses) // 50)
     width = len(losses) // 100
     smooth = np.array([losses[step - width : step + width].mean() for step in steps])
-    ends = [made for made in record["branches"] if made["kind"] == "cooldown"]
-    gains = [evaluated(record, b["step"], b["step"] + b["horizon"]) - b["loss"] for b in ends]
+    made = [b for b in record["branches"] if b["kind"] == "cooldown"]
+    pairs = [(b, evaluated(record, b["step"], b["step"] + b["horizon"]) - b["loss"]) for b in made]
+    ends, gains = zip(*[(b, gain) for b, gain in pairs if not math.isnan(gain)], strict=True)
     begun = np.array([b["step"] for b in ends])
     starts = np.interp(begun, steps, smooth)
     step = np.concatenate([steps, begun])
@@ -359,9 +360,10 @@ def draw(found: list[Branch], path: Path) -> None:
 
 
 def _law_of_another(run: str, records: dict[str, dict[str, Any]]) -> AnnealingLaw | None:
-    """Return the annealing law of another run of the task, one that was tuned on if there is."""
+    """Return the annealing law of another run of the task, a finished one if there is."""
     task = run.split("-")[0]
     others = [name for name in sorted(records) if name.split("-")[0] == task and name != run]
+    others.sort(key=lambda name: not records[name].get("finished"))
     return annealing_law(records[others[0]]) if others else None
 
 
