@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 import equilibrate as eq
 from equilibrate.estimates import Estimate
 from equilibrate.forecast.outcome import Outcomes
-from equilibrate.forecast.progress import Curve, Progress
+from equilibrate.forecast.progress import Progress
 from equilibrate.schedulers.cooldown import judge
 
 
@@ -329,10 +329,11 @@ def test_the_state_of_another_scheduler_is_refused():
 def known(slope, noise=0.1, error=0.01, step=800, left=200):
     """Outcomes of a run whose loss falls by `slope` in each step."""
     fall = slope * step  # in units of the steps so far, at power −1, a straight line
-    covariance = np.diag([1e-4, (0.1 * fall) ** 2])
-    nothing = np.zeros(2)
-    curve = Curve(1.0, -1.0, 2.0, -fall, covariance, 0.0, 0.0, nothing, nothing, nothing)
-    return Outcomes(left, Progress(step, (curve,)), Estimate(noise, error))
+    one = np.ones(1)
+    means, covariances = np.array([[2.0, -fall]]), np.diag([1e-4, (0.1 * fall) ** 2])[None]
+    nothing = np.zeros((1, 3))
+    progress = Progress(step, one, -one, means, covariances, 0 * one, nothing, nothing, nothing)
+    return Outcomes(left, progress, Estimate(noise, error))
 
 
 @pytest.mark.parametrize(

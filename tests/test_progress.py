@@ -64,8 +64,8 @@ def test_one_curve_is_the_posterior_of_an_integrated_wiener_process(monkeypatch)
     assert found is not None
     twin = Twin(z, y, np.log([1.1, 1.3]), wandering=30.0, draws=1_000_000)
     value, error = found.fall(1100, 1300)
-    (one,) = found.curves
-    variance = one.wandering / 30.0  # estimated; the twin has one
+    (wandering,) = found.wandering
+    variance = wandering / 30.0  # estimated; the twin has one
     assert value == pytest.approx(twin.mean, abs=0.05 * twin.sd)
     assert error / np.sqrt(variance) == pytest.approx(twin.sd, rel=0.03)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -32,64 +31,45 @@ _NEGLIGIBLE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """The loss for one power and one variance of the slope, as it is known now."""
-
-    weight: float
-    power: float
-    level: float
-    """The loss at present."""
-    slope: float
-    """Its derivative with respect to z at present."""
-    covariance: np.ndarray
-    """Of level and slope."""
-    wandering: float
-    """By how much the variance of the slope grows with z."""
-    begin: float
-    """z at the first group, k = 0."""
-    line: np.ndarray
-    """Level and slope there."""
-    groups: np.ndarray
-    """k of each group."""
-    weights: np.ndarray
-    """What the deviations of the groups from the line count in the mean of the past."""
-
-    def past(self, x: np.ndarray) -> np.ndarray:
-        """Return the loss at some steps of the past, in units of the present."""
-        k = _bend(x, self.power) - self.begin
-        return self.line[0] + self.line[1] * k + _covariance(k[:, None], self.groups) @ self.weights
-
-    def fall(self, begin: float, end: float) -> tuple[float, float]:
-        """Return mean and variance of the fall between two steps to come, in these units."""
-        first, last = _bend(begin, self.power), _bend(end, self.power)
-        span = last - first
-        # Of ∫B from `first` to `last`, where B is a Wiener process that is zero at present.
-        wandered = span**2 * (first + span / 3)
-        return -self.slope * span, span**2 * self.covariance[1, 1] + self.wandering * wandered
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
-    """The loss as a function of the steps, at a constant learning rate."""
+    """The loss as a function of the steps, at a constant learning rate: a mixture of curves."""
 
     step: float
     """The present, in steps."""
-    curves: tuple[Curve, ...]
+    weights: np.ndarray
+    """Weight of each curve; they add up to one."""
+    powers: np.ndarray
+    """Its power p."""
+    means: np.ndarray
+    """Loss, and its derivative with respect to z, at present."""
+    covariances: np.ndarray
+    """Their covariance."""
+    wandering: np.ndarray
+    """By how much the variance of the slope grows with z."""
+    lines: np.ndarray
+    """z, loss and slope at the first group, k = 0."""
+    groups: np.ndarray
+    """k of each group."""
+    deviations: np.ndarray
+    """By how much each group draws the curve away from its line."""
 
     @property
     def now(self) -> float:
         """The loss at present."""
-        return sum(curve.weight * curve.level for curve in self.curves)
+        return float(self.weights @ self.means[:, 0])
 
     @property
     def stderr(self) -> float:
         """The standard error of `now`."""
-        return self._mixed([(c.level, c.covariance[0, 0]) for c in self.curves])[1]
+        return self._mixed(self.means[:, 0], self.covariances[:, 0, 0])[1]
 
     def past(self, steps: np.ndarray) -> np.ndarray:
         """Return the loss at some steps of the past."""
         x = np.maximum(np.asarray(steps) / self.step, 0.05)
-        return sum((c.weight * c.past(x) for c in self.curves), np.zeros(len(x)))
+        begin, loss, slope = self.lines.T[..., None]
+        k = _bend(x, self.powers) - begin
+        drawn = _covariance(k[:, :, None], self.groups[:, None, :]) @ self.deviations[..., None]
+        return self.weights @ (loss + slope * k + drawn[..., 0])
 
     def fall(self, begin: float, end: float) -> tuple[float, float]:
         """Return by how much the loss falls, and its standard error.
@@ -101,14 +81,18 @@ class Progress:
         if begin > end:
             value, error = self.fall(end, begin)
             return -value, error
-        return self._mixed([c.fall(begin / self.step, end / self.step) for c in self.curves])
+        first, last = _bend(np.array([begin, end]) / self.step, self.powers).T
+        span = last - first
+        # Of ∫B from `first` to `last`, where B is a Wiener process that is zero at present.
+        wandered = span**2 * (first + span / 3)
+        variances = span**2 * self.covariances[:, 1, 1] + self.wandering * wandered
+        return self._mixed(-self.means[:, 1] * span, variances)
 
-    def _mixed(self, moments: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return mean and standard error, given mean and variance of each curve."""
-        pairs = list(zip(self.curves, moments, strict=True))
-        value = sum(curve.weight * mean for curve, (mean, _) in pairs)
-        variance = sum(c.weight * (var + (mean - value) ** 2) for c, (mean, var) in pairs)
-        return float(value), math.sqrt(max(0.0, variance))
+    def _mixed(self, values: np.ndarray, variances: np.ndarray) -> tuple[float, float]:
+        """Return mean and standard error of the mixture, given those of each curve."""
+        value = float(self.weights @ values)
+        variance = float(self.weights @ (variances + (values - value) ** 2))
+        return value, math.sqrt(max(0.0, variance))
 
 
 def fit(steps: np.ndarray, losses: np.ndarray, counts: np.ndarray, step: int) -> Progress | None:
@@ -128,7 +112,7 @@ def fit(steps: np.ndarray, losses: np.ndarray, counts: np.ndarray, step: int) ->
     if n < _FEWEST:
         return None
     powers, wandering = (grid.ravel() for grid in np.meshgrid(_POWERS, _WANDERING))
-    z = np.stack([_bend(x, power) for power in powers])
+    z = _bend(x, powers)
     k = z - z[:, :1]
     # Generalized least squares of level and slope at k = 0, for all curves at once.
     covariance = wandering[:, None, None] * _covariance(k[:, :, None], k[:, None, :])
@@ -140,39 +124,31 @@ def fit(steps: np.ndarray, losses: np.ndarray, counts: np.ndarray, step: int) ->
     unknown = np.linalg.inv(information)
     lines = unknown @ (projected @ y)[..., None]
     residuals = y[:, None] - design @ lines
-    weights = inverse @ residuals
-    variance = np.maximum((_transposed(residuals) @ weights)[:, 0, 0] / (n - 2), 1e-300)
+    solved = inverse @ residuals
+    variance = np.maximum((_transposed(residuals) @ solved)[:, 0, 0] / (n - 2), 1e-300)
     # Level and slope at present, k = −z₀.
     now = -z[:, 0]
     zeros, ones = np.zeros_like(now), np.ones_like(now)
     to_now = _matrices([[ones, now], [zeros, ones]])
     shared = np.stack([_covariance(now[:, None], k), k**2 / 2], axis=1) * wandering[:, None, None]
     own = _matrices([[now**3 / 3, now**2 / 2], [now**2 / 2, now]]) * wandering[:, None, None]
-    means = (to_now @ lines + shared @ weights)[..., 0]
+    means = (to_now @ lines + shared @ solved)[..., 0]
     rest = to_now - shared @ inverse @ design
     known = own - shared @ inverse @ _transposed(shared) + rest @ unknown @ _transposed(rest)
     log_determinants = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1]
     chances = -(n - 2) / 2 * np.log(variance) - log_determinants / 2
-    shares = np.exp(chances - chances.max())
-    shares[shares < _NEGLIGIBLE * shares.sum()] = 0
-    shares /= shares.sum()
+    weights = np.exp(chances - chances.max())
+    kept = weights > _NEGLIGIBLE * weights.sum()
     return Progress(
-        float(step),
-        tuple(
-            Curve(
-                weight=float(shares[i]),
-                power=float(powers[i]),
-                level=float(means[i, 0]),
-                slope=float(means[i, 1]),
-                covariance=variance[i] * known[i],
-                wandering=float(variance[i] * wandering[i]),
-                begin=float(z[i, 0]),
-                line=lines[i, :, 0],
-                groups=k[i],
-                weights=wandering[i] * weights[i, :, 0],
-            )
-            for i in np.flatnonzero(shares)
-        ),
+        step=float(step),
+        weights=weights[kept] / weights[kept].sum(),
+        powers=powers[kept],
+        means=means[kept],
+        covariances=(variance[:, None, None] * known)[kept],
+        wandering=(variance * wandering)[kept],
+        lines=np.concatenate([z[:, :1], lines[..., 0]], axis=1)[kept],
+        groups=k[kept],
+        deviations=(wandering[:, None] * solved[..., 0])[kept],
     )
 
 
@@ -208,6 +184,7 @@ def _covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return low**2 * (high - low) / 2 + low**3 / 3
 
 
-def _bend(x: Any, power: float) -> Any:
-    """Return (1 − x^−p)/p of a number or of many, which is log x for p = 0."""
-    return np.log(x) if power == 0 else (1 - x**-power) / power
+def _bend(x: np.ndarray, powers: np.ndarray) -> np.ndarray:
+    """Return (1 − x^−p)/p, which is log x for p = 0, of all x in a row for each power."""
+    p = np.where(powers == 0, 1.0, powers)[:, None]
+    return np.where(powers[:, None] == 0, np.log(x), (1 - x**-p) / p)
