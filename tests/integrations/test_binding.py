@@ -127,7 +127,9 @@ def test_the_warm_up_of_the_trainer_is_taken_if_there_is_no_other():
 
 
 def test_a_length_that_is_unknown_is_refused():
-    with pytest.raises(ValueError, match=r"does not know how many .* With manual optimization"):
+    with pytest.raises(
+        ValueError, match=r"does not know how many .*: limit the training by max_ep"
+    ):
         CooldownSettings().attach(training(end=math.inf))
 
 

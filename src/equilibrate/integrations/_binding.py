@@ -35,6 +35,8 @@ class Training:
     """Steps of the trainer when the callback was first attached, which may be before a resume."""
     end: float
     """Steps of the trainer at the end; infinite if it does not know."""
+    unknown: str = "limit the training by max_epochs or max_steps"
+    """What to do if it does not know, in words."""
     warmup_steps: int = 0
     """How many of them the trainer was asked to warm the learning rate up for."""
     others: tuple[Any, ...] = ()
@@ -225,9 +227,8 @@ class CooldownSettings:
         """
         if not math.isfinite(training.end):
             raise ValueError(
-                "the trainer does not know how many optimizer steps it will make: limit them by "
-                "max_epochs or max_steps. With manual optimization create "
-                "eq.Cooldown(optimizer, total_steps=n) in the module, and call its step(loss)"
+                "the trainer does not know how many optimizer steps it will make: "
+                f"{training.unknown}"
             )
         steps = max(2, int(training.end) - training.start)  # a trial run may have one
         warmup = min(self.warmup_steps or training.warmup_steps, steps - 1)
