@@ -141,6 +141,21 @@ class TrainerBinding:
         """Return the current numbers by name, for a logger."""
         return scalars(*self._parts, layers=self._layers)
 
+    def describe(self, decision: Decision, step: int) -> str:
+        """Return a decision to lower the learning rate as a sentence.
+
+        Args:
+            decision: The decision.
+            step: The step, as the trainer counts.
+
+        Returns:
+            The sentence.
+        """
+        lrs = ", ".join(dict.fromkeys(f"{lr:g}" for lr in decision.lrs))
+        decays = isinstance(self.scheduler, Cooldown)
+        what = f"begins to fall from {lrs}" if decays else f"was lowered to {lrs}"
+        return f"equilibrate: at step {step:,} the learning rate {what}: {decision.reason}"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Every process must call it."""
         if self._forecast and self.forecaster is not None:
@@ -273,12 +288,6 @@ class MonitorSettings:
             forecast=self.forecast,
             averaged=self.evaluate_averaged,
         )
-
-
-def describe(decision: Decision) -> str:
-    """Return a decision in words."""
-    lrs = dict.fromkeys(f"{lr:g}" for lr in decision.lrs)
-    return f"lr {', '.join(lrs)}: {decision.reason}"
 
 
 def _params(optimizer: Optimizer) -> list[Tensor]:

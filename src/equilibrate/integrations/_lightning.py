@@ -14,7 +14,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from equilibrate.forecast.forecaster import Forecaster
-from equilibrate.integrations._binding import TrainerBinding, Training, describe
+from equilibrate.integrations._binding import TrainerBinding, Training
 from equilibrate.monitor.monitor import Monitor
 from equilibrate.schedulers.cooldown import Cooldown
 from equilibrate.schedulers.decision import Decision
@@ -126,8 +126,9 @@ class LightningHooks:
         self.on_validation_end(trainer, pl_module)
 
     def _tell(self, trainer: Any, decision: Decision | None) -> None:
+        assert self._binding is not None
         if decision is not None:
-            rank_zero_info(f"equilibrate: step {trainer.global_step}, {describe(decision)}")
+            rank_zero_info(self._binding.describe(decision, trainer.global_step))
             self._log(trainer)
 
     def _log(self, trainer: Any) -> None:
