@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from equilibrate.report.braille import chart, like
-from equilibrate.report.numbers import format_number
+from equilibrate.report.numbers import format_number, format_residual
 from equilibrate.report.run import Column, Run
 
 _CHART_HEIGHT = 5
@@ -160,10 +160,14 @@ def _forecast(run: Run, width: int, paint: Paint) -> list[str]:
 def _decisions(run: Run, width: int, paint: Paint) -> list[str]:
     if run.last_decision is None:
         return []
-    lines = [paint("last decision", "bold"), *textwrap.wrap(run.last_decision["reason"], width)]
-    if run.lowerings and not run.last_decision.get("lowered"):
+    last = run.last_decision
+    words = f"at step {last['step']:,}: {last['reason']}"
+    lines = [paint("last decision", "bold"), *textwrap.wrap(words, width)]
+    if run.lowerings and not last.get("lowered"):
         made = run.lowerings[-1]
-        text = f"lowered {len(run.lowerings)} ×, last at step {made['step']:,}: {made['reason']}"
+        what = f"the learning rate was lowered {len(run.lowerings)} ×, last"
+        what = "the decay began" if run.decays else what
+        text = f"{what} at step {made['step']:,}: {made['reason']}"
         lines += [paint(line, "dim") for line in textwrap.wrap(text, width)]
     return [*lines, ""]
 
@@ -178,7 +182,7 @@ def _layers(run: Run, width: int, paint: Paint) -> list[str]:
     for name, layer in found[:_LAYERS]:
         residual = layer.get("residual")
         short = name if len(name) <= size else f"…{name[1 - size :]}"
-        value = format_number(residual, layer.get("margin"))
+        value = format_residual(layer)
         bar = paint(_bar(residual), "blue" if (residual or 0.0) < 0 else "yellow")
         state = (layer.get("state") or "")[: max(0, width - size - 34)]
         lines.append(f"{short:{size}} {value:>16}  {bar}  {state}".rstrip())
