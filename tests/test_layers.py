@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from support import networks
@@ -11,6 +12,7 @@ import equilibrate as eq
 from equilibrate.monitor.layers import Layer, LayerTable, norm_balance
 from equilibrate.readings import Reading
 from equilibrate.scale_invariance import Rotation
+from equilibrate.telescoped import spread
 
 STILL = Rotation(1.0, 8, 0.1, 0.2, 0.3, relaxation=50.0)
 
@@ -82,12 +84,14 @@ def test_other_readings_are_judged_as_they_are():
     ("each", "state"),
     [
         (layer(1.0, 1.0), "equilibrated"),
+        (layer(1.0, 1.0, margin=0.019), "equilibrated"),
+        (layer(1.0, 1.0, margin=10.0), "not known yet"),
         (layer(2.0, 1.0), "norm falls"),
         (layer(0.5, 1.0), "norm grows"),
         (layer(-0.5, 1.0), "norm grows"),
         (layer(0.5, -1.0), "norm falls"),
         (layer(2.0, 1.0, margin=0.9), "norm falls"),
-        (layer(2.0, 1.0, margin=1.1), "not resolved"),
+        (layer(2.0, 1.0, margin=1.1), "not known yet"),
         (layer(0.0, 0.0), "undefined"),
     ],
 )
@@ -134,7 +138,16 @@ def test_the_table_as_text(trained):
 
 def test_a_residual_is_shown_with_its_margin():
     table = LayerTable((layer(1.02, 1.0, margin=0.071),), step=10)
-    assert "  0.020 ± 0.071  not resolved  " in str(table)
+    assert "  0.020 ± 0.071  not known yet  " in str(table)
+
+
+def test_a_drift_is_shown_without_the_margin_that_it_makes_itself():
+    """The change of a norm that grows steadily, without any noise, has a margin of 0.95 of it."""
+    steady = np.linspace(0.0, 1.0, 65)
+    assert spread(steady, steady)[1] > 0.85
+    table = LayerTable((layer(-28.0, 1.0, margin=26.0),), step=10)
+    cells = str(table).splitlines()[-1].split()
+    assert cells[:4] == ["w", "-29", "norm", "grows"]
 
 
 def test_cells_that_are_not_known_are_dashes():

@@ -112,13 +112,13 @@ def test_decisions_say_why():
     acts, reason = judge(x)
     assert acts
     assert reason.startswith("stationary for ")
-    assert judge(walk(1, 20, drift=1.0)[0])[1].startswith("not yet: drifting ")
+    assert judge(walk(1, 20, drift=1.0)[0])[1].startswith("not yet: it drifts ")
     assert judge(walk(1, 20)[0])[1].startswith("diffusing: ")
     (x,) = ornstein_uhlenbeck(1, 1, 12.0)
     weak = {"significance": 99, "diffusing": 5.0, "relaxations": 1.0}
     assert "of 99 standard errors" in judge(x, **weak)[1]
-    assert "of 999 relaxation times" in judge(x, **{**weak, "relaxations": 999.0})[1]
-    assert judge(x[:5]) == (False, "not yet: 5 of 11 positions")
+    assert "of 999 relaxation times have passed" in judge(x, **{**weak, "relaxations": 999.0})[1]
+    assert judge(x[:5]) == (False, "not yet: 5 of 11 positions are recorded")
     assert "do not move" in judge(0 * x)[1]
     assert "both sides are zero" in judge(x, replace(READING, left=0.0, right=0.0))[1]
 

@@ -21,8 +21,9 @@ def check_steps(name: str, steps: Any, least: int = 1) -> int:
         ValueError: If it is not a whole number, or too small.
     """
     try:
-        is_whole = isinstance(steps, float) and steps.is_integer()
-        number = int(steps) if is_whole else operator.index(steps)
+        if isinstance(steps, float) and steps.is_integer():
+            steps = int(steps)
+        number = operator.index(steps)
     except TypeError:
         number = least - 1
     if number < least or isinstance(steps, bool):

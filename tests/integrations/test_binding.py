@@ -14,6 +14,7 @@ from equilibrate.integrations._binding import (
     MonitorSettings,
     Training,
 )
+from equilibrate.schedulers.decision import Decision
 
 
 def training(start=0, end=400, model=None, **options):
@@ -76,6 +77,12 @@ def test_a_decision_is_reported_once():
     [decision] = filter(None, acted)
     assert decision.step == 1 + acted.index(decision) == 360
     assert made.optimizer.param_groups[0]["lr"] == 0
+    words = binding.describe(decision, step=1360)
+    assert words.startswith("equilibrate: at step 1,360 the learning rate begins to fall from 0.")
+    assert words.endswith(decision.reason)
+    lowering = FDRSettings().attach(training())
+    words = lowering.describe(Decision(9, True, "why", (0.1, 0.1, 0.2)), step=9)
+    assert words == "equilibrate: at step 9 the learning rate was lowered to 0.1, 0.2: why"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +134,9 @@ def test_the_warm_up_of_the_trainer_is_taken_if_there_is_no_other():
 
 
 def test_a_length_that_is_unknown_is_refused():
-    with pytest.raises(ValueError, match=r"does not know how many .* With manual optimization"):
+    with pytest.raises(
+        ValueError, match=r"does not know how many .*: limit the training by max_ep"
+    ):
         CooldownSettings().attach(training(end=math.inf))
 
 
@@ -144,7 +153,9 @@ def test_evaluations_with_averaged_parameters(settings):
 
 
 def differences(binding):
-    return [value for [value] in binding.forecaster.state_dict()["comparisons"]["values"]]
+    return [
+        own - averaged for own, averaged in binding.forecaster.state_dict()["comparisons"]["values"]
+    ]
 
 
 def test_the_last_micro_batch_is_compared():

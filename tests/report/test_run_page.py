@@ -44,7 +44,7 @@ def rows():
                 "left": 1.0,
                 "right": 2.0,
                 "residual": residual / (n + 1),
-                "state": "norm falls" if n else "not resolved",
+                "state": "norm falls" if n else "not known yet",
                 **({} if n else INVARIANT),
             }
             for n in range(8)
@@ -101,7 +101,8 @@ def data(html):
 
 
 def test_facts(run):
-    assert facts(run) == {
+    found = facts(run)
+    assert found == {
         "Step": "6,000",
         "Epoch": "60",
         "Loss": "0.01667",
@@ -111,8 +112,9 @@ def test_facts(run):
         "Forecast": (
             "a cooldown over 1,200 steps would end at 0.0150 ± 0.0010; now 0.0167, staying 0.0163"
         ),
-        "Last decision": "equilibrated <at> 60",
+        "Last decision": "at step 5,950: equilibrated <at> 60",
     }
+    assert [*found][-3:] == ["Forecast", "Last decision", "L/R − 1"]  # FDR1 for those who use it
 
 
 def test_the_sentence_is_that_of_the_last_forecast():
@@ -200,11 +202,11 @@ def test_the_table_of_layers(run, html):
         "Right side",
     )  # fmt: skip
     assert cells[0] == (
-        "block.0.weight", "not resolved", "2", "0.0123 rad", "0.01 rad", "2,500 steps", "1",
+        "block.0.weight", "not known yet", "2", "0.0123 rad", "0.01 rad", "2,500 steps", "1",
         "2",
     )  # fmt: skip
     assert cells[1][:6] == ("block.1.weight", "norm falls", "1", "–", "–", "–")
-    summary = "Of 8 layers, norm falls: 7, not resolved: 1, scale-invariant (⊥): 1."
+    summary = "Of 8 layers, norm falls: 7, not known yet: 1, scale-invariant (⊥): 1."
     assert f"<p>{summary}</p>" in html
     assert "<details open>" in html
     never = {"w": {"residual": 0.5, "relaxation": None}, "v": {"residual": None}}
@@ -212,6 +214,25 @@ def test_the_table_of_layers(run, html):
         ("Layer", "L/R − 1", "Relaxation"),
         [("w", "0.5", "never"), ("v", "–", "–")],
     )
+
+
+def test_the_margin_of_a_drift_is_not_shown_as_its_error():
+    drift = {"residual": -29.0, "margin": 26.0, "state": "norm grows"}
+    unknown = {"residual": -2.0, "margin": 2.6, "state": "not known yet"}
+    table = layer_table({"a": drift, "b": unknown})
+    assert table[1] == [("a", "norm grows", "−29"), ("b", "not known yet", "−2.0 ± 2.6")]
+
+
+def test_a_decay_begins_and_is_not_a_lowering():
+    run = Run("mine", {"recorder": {"total_steps": 100}}, {})
+    decision = {"step": 80, "lowered": True, "reason": "it pays", "lrs": [0.2]}
+    run.add({"step": 80, "lrs": [0.2], "decisions": [decision]})
+    run.add({"step": 100, "lrs": [0.0]})
+    assert facts(run)["Decay began"] == "at step 80"
+    html = render(run)
+    assert "<h2>Beginning of the decay</h2>" in html
+    assert "The decay began at step 80: it pays" in html
+    assert "Lowered at" not in html
 
 
 def test_the_page_loads_nothing_and_holds_its_scripts_unchanged(html):
@@ -268,6 +289,7 @@ function check(frame) {
   found.bands = d.querySelectorAll(".panel svg .band").length;
   found.dots = d.querySelectorAll("#panel-rate circle.dot").length;
   found.dotReason = text(d, "#panel-rate circle.dot title");
+  found.rates = [...d.querySelectorAll("#panel-rate svg > g text")].map((t) => t.textContent);
   const plot = d.querySelector("#panel-residual .plot");
   send(plot, "pointermove", 0.999);
   found.readout = text(d, "#readout");
@@ -342,6 +364,7 @@ def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path)
         assert found["panels"] == 3 + 2 + 1 + 2 + 1
         assert found["bands"] == 2
         assert found["dots"] == 3
+        assert {"0", "0.1", "0.2"} <= {*found["rates"]}  # a linear axis with its zero
         assert found["dotReason"] == "equilibrated <at> 20"
         assert found["readout"] == (
             "step 6,000 · epoch 60 · loss 0.01667 · after a cooldown 0.0150 ± 0.0010 · "
@@ -364,7 +387,7 @@ def test_the_page_works_in_a_browser_on_a_phone_and_on_a_desktop(html, tmp_path)
         assert found["cell"] == [
             "block.0.weight ⊥",
             "L/R − 1 = 2",
-            "not resolved",
+            "not known yet",
             "step 6,000",
         ]
         assert found["below"] == "block.1.weight"

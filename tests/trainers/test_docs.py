@@ -21,4 +21,4 @@ def test_a_block_runs(block, tmp_path, monkeypatch):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5

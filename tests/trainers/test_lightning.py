@@ -144,16 +144,59 @@ class Scheduled(Task):
 @pytest.mark.parametrize(
     ("task", "callback", "words"),
     [
-        (Manual(), CooldownCallback(), "With manual optimization create"),
-        (Manual(2), FDRCallback(), "there are 2 optimizers, and FDRCallback is for one"),
+        (Manual(), CooldownCallback(), "make: automatic_optimization is False. Remove the callb"),
+        (Manual(2), CooldownCallback(), "are 2 optimizers, and CooldownCallback is for one: remo"),
+        (Manual(2), FDRCallback(), "2 optimizers, and FDRCallback is for one: .* for each optimi"),
+        (Manual(2), MonitorCallback(), "and MonitorCallback is for one: .* eq.Monitor for each"),
         (Scheduled(), CooldownCallback(), "returns CosineAnnealingLR, but CooldownCallback sets"),
         (Scheduled(), FDRCallback(), "returns CosineAnnealingLR, but FDRCallback sets"),
         (Task(), CooldownCallback(warmup_steps=-1), "warmup_steps must be"),
     ],
 )
 def test_what_does_not_fit_is_refused(task, callback, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as told:
         fit(task, [callback], tmp_path, epochs=1)
+    assert "limit the training" not in str(told.value)  # max_epochs is set
+
+
+class TwoParts(Task):
+    """Two optimizers, each with a loss and a scheduler of its own, as in the documentation."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = torch.nn.Linear(5, 1)
+        self.seen = [[], []]
+
+    def training_step(self, batch, batch_idx):
+        parts = zip((self.net, self.other), self.optimizers(), self.lr_schedulers(), strict=True)
+        for k, (part, optimizer, scheduler) in enumerate(parts):
+            optimizer.zero_grad()
+            loss = (part(batch[0]) - batch[1] + 3 * k).square().mean()
+            self.manual_backward(loss)
+            optimizer.step()
+            scheduler.step(loss)
+            self.seen[k].append(scheduler.get_last_lr()[0])
+
+    def configure_optimizers(self):
+        optimizers = [torch.optim.SGD(p.parameters(), lr=0.05) for p in (self.net, self.other)]
+        steps = int(self.trainer.estimated_stepping_batches)
+        return optimizers, [eq.Cooldown(each, total_steps=steps) for each in optimizers]
+
+
+def test_two_optimizers_have_schedulers_of_their_own_that_resume(tmp_path):
+    whole, resumed = TwoParts(), TwoParts()
+    saving = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+    trainer = fit(whole, [saving], tmp_path, epochs=4, enable_checkpointing=True)
+    assert trainer.global_step == 2 * len(whole.seen[0])
+    schedulers = whole.lr_schedulers()
+    assert [scheduler.get_last_lr() for scheduler in schedulers] == [[0.0], [0.0]]
+    options = {"enable_checkpointing": True, "ckpt_path": tmp_path / "epoch=1.ckpt"}
+    fit(resumed, [saving], tmp_path, epochs=4, **options)
+    assert resumed.seen == [lrs[80:] for lrs in whole.seen]
+    reasons = [[s.last_decision.reason for s in task.lr_schedulers()] for task in (whole, resumed)]
+    assert reasons[0] == reasons[1]
+    assert reasons[0][0] != reasons[0][1]
 
 
 # The paper's schedule, and watching -----------------------------------------------------------

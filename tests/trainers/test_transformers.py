@@ -413,17 +413,23 @@ def test_a_lowering_is_logged_when_it_happens(tmp_path):
 
 
 @pytest.mark.parametrize("disable_tqdm", [False, True])
-def test_a_decision_is_printed_as_a_sentence(disable_tqdm, tmp_path, capsys):
-    trainer, _ = train(tmp_path, CooldownCallback(), epochs=5, disable_tqdm=disable_tqdm)
+def test_decisions_are_printed_as_sentences_and_numbers_are_not(disable_tqdm, tmp_path, capsys):
+    options = {"disable_tqdm": disable_tqdm, "logging_strategy": "steps", "logging_steps": 50}
+    options |= {"callbacks": [MonitorCallback()]}
+    trainer, _ = train(tmp_path, CooldownCallback(), epochs=5, **options)
     printed = capsys.readouterr().out
     [line] = [line for line in printed.splitlines() if "equilibrate" in line]
     assert re.fullmatch(
-        r"equilibrate: step 160, lr 0.05: decaying over the last 40 steps would end at \S+ ± \S+, "
-        "beginning later no lower; the learning rate decays linearly until step 200",
+        r"equilibrate: at step 160 the learning rate begins to fall from 0.05: decaying over the "
+        r"last 40 steps would end at \S+ ± \S+, beginning later no lower; the learning rate decays "
+        "linearly until step 200",
         line.strip(),
     )
-    [row] = [row for row in trainer.state.log_history if "equilibrate/lr" in row]
-    assert row["step"] == 160
+    assert printed.count("'loss'") == 4  # the trainer's own
+    steps = [row["step"] for row in trainer.state.log_history if "equilibrate/forecast/now" in row]
+    assert steps == [150]
+    steps = [row["step"] for row in trainer.state.log_history if "equilibrate/left" in row]
+    assert steps == [50, 100, 150, 200]
 
 
 def test_forecasts_are_logged(tmp_path):

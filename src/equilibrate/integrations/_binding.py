@@ -35,6 +35,8 @@ class Training:
     """Steps of the trainer when the callback was first attached, which may be before a resume."""
     end: float
     """Steps of the trainer at the end; infinite if it does not know."""
+    unknown: str = "limit the training by max_epochs or max_steps"
+    """What to do if it does not know, in words."""
     warmup_steps: int = 0
     """How many of them the trainer was asked to warm the learning rate up for."""
     others: tuple[Any, ...] = ()
@@ -139,6 +141,21 @@ class TrainerBinding:
         """Return the current numbers by name, for a logger."""
         return scalars(*self._parts, layers=self._layers)
 
+    def describe(self, decision: Decision, step: int) -> str:
+        """Return a decision to lower the learning rate as a sentence.
+
+        Args:
+            decision: The decision.
+            step: The step, as the trainer counts.
+
+        Returns:
+            The sentence.
+        """
+        lrs = ", ".join(dict.fromkeys(f"{lr:g}" for lr in decision.lrs))
+        decays = isinstance(self.scheduler, Cooldown)
+        what = f"begins to fall from {lrs}" if decays else f"was lowered to {lrs}"
+        return f"equilibrate: at step {step:,} the learning rate {what}: {decision.reason}"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Every process must call it."""
         if self._forecast and self.forecaster is not None:
@@ -225,9 +242,8 @@ class CooldownSettings:
         """
         if not math.isfinite(training.end):
             raise ValueError(
-                "the trainer does not know how many optimizer steps it will make: limit them by "
-                "max_epochs or max_steps. With manual optimization create "
-                "eq.Cooldown(optimizer, total_steps=n) in the module, and call its step(loss)"
+                "the trainer does not know how many optimizer steps it will make: "
+                f"{training.unknown}"
             )
         steps = max(2, int(training.end) - training.start)  # a trial run may have one
         warmup = min(self.warmup_steps or training.warmup_steps, steps - 1)
@@ -272,12 +288,6 @@ class MonitorSettings:
             forecast=self.forecast,
             averaged=self.evaluate_averaged,
         )
-
-
-def describe(decision: Decision) -> str:
-    """Return a decision in words."""
-    lrs = dict.fromkeys(f"{lr:g}" for lr in decision.lrs)
-    return f"lr {', '.join(lrs)}: {decision.reason}"
 
 
 def _params(optimizer: Optimizer) -> list[Tensor]:

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,18 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from equilibrate.forecast.forecaster import Forecaster
-from equilibrate.integrations._binding import TrainerBinding, Training, describe
+from equilibrate.integrations._binding import TrainerBinding, Training
 from equilibrate.monitor.monitor import Monitor
 from equilibrate.schedulers.cooldown import Cooldown
 from equilibrate.schedulers.decision import Decision
 from equilibrate.schedulers.fdr import FDRScheduler
+
+_IN_THE_MODULE = (
+    "return an eq.Cooldown or an eq.FDRScheduler for each optimizer from configure_optimizers, "
+    "which training_step steps with the loss of that optimizer, or create an eq.Monitor for each; "
+    "docs/integrations.md has an example"
+)
+"""What to do where a callback does not fit."""
 
 
 class LightningHooks:
@@ -55,15 +63,17 @@ class LightningHooks:
         if len(trainer.optimizers) != 1:
             raise ValueError(
                 f"there are {len(trainer.optimizers)} optimizers, and {type(self).__name__} is for "
-                "one: create a scheduler or an eq.Monitor for each of them in the module"
+                f"one: remove it, and {_IN_THE_MODULE}"
             )
         saved, self._saved = self._saved, None
         start = trainer.global_step if saved is None else saved["start"]
-        # With manual optimization the module makes any number of steps.
         known = pl_module.automatic_optimization
         end = trainer.estimated_stepping_batches if known else math.inf
-        optimizer = trainer.optimizers[0]
-        binding = self.attach(Training(optimizer, pl_module, start, end, others=(trainer,)))
+        training = Training(trainer.optimizers[0], pl_module, start, end, others=(trainer,))
+        if not known:
+            words = f"automatic_optimization is False. Remove the callback, and {_IN_THE_MODULE}"
+            training = replace(training, unknown=words)
+        binding = self.attach(training)
         self.scheduler, self.monitor = binding.scheduler, binding.monitor
         self.forecaster = binding.forecaster
         if self.scheduler is not None and trainer.lr_scheduler_configs:
@@ -116,8 +126,9 @@ class LightningHooks:
         self.on_validation_end(trainer, pl_module)
 
     def _tell(self, trainer: Any, decision: Decision | None) -> None:
+        assert self._binding is not None
         if decision is not None:
-            rank_zero_info(f"equilibrate: step {trainer.global_step}, {describe(decision)}")
+            rank_zero_info(self._binding.describe(decision, trainer.global_step))
             self._log(trainer)
 
     def _log(self, trainer: Any) -> None:

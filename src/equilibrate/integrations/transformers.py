@@ -33,7 +33,6 @@ from equilibrate.integrations._binding import (
     MonitorSettings,
     TrainerBinding,
     Training,
-    describe,
 )
 from equilibrate.monitor.monitor import Monitor
 from equilibrate.schedulers.cooldown import Cooldown
@@ -43,7 +42,7 @@ from equilibrate.watching.rates import read_lrs
 
 _CONSTANT = ("constant", "constant_with_warmup")
 _PRINTING = (PrinterCallback, ProgressCallback)
-"""Callbacks that print what is logged."""
+"""Callbacks that print what is logged. A decision is printed as a sentence, and numbers are not."""
 
 
 class TrainerHooks:
@@ -165,14 +164,13 @@ class TrainerHooks:
     ) -> None:
         assert self._trainer is not None
         if decision is not None and state.is_world_process_zero:
-            tqdm.write(f"equilibrate: step {state.global_step}, {describe(decision)}")
+            tqdm.write(self._binding.describe(decision, state.global_step))
         if state.global_step > self._logged and (decision is not None or control.should_log):
             self._logged = state.global_step
             should_log = control.should_log
             handler = self._trainer.callback_handler
             shown = handler.callbacks
-            if decision is not None:  # the sentence is enough to read
-                handler.callbacks = [c for c in shown if not isinstance(c, _PRINTING)]
+            handler.callbacks = [c for c in shown if not isinstance(c, _PRINTING)]
             try:
                 self._trainer.log(self._binding.scalars())
             finally:

@@ -34,19 +34,25 @@ class Layer:
     rotation: Rotation
     """By how much a step turns it, and whether it is scale-invariant."""
     threshold: float = 0.01
-    """It has equilibrated if |L/R − 1| is below it."""
+    """It has equilibrated if |L/R − 1| and its standard error are below it."""
 
     @property
     def equilibrated(self) -> bool:
-        """Whether the layer has equilibrated; if it is scale-invariant, whether its norm has."""
-        return abs(self.reading.residual) < self.threshold
+        """Whether the layer has equilibrated; if it is scale-invariant, whether its norm has.
+
+        It has not if the residual is below the threshold, but its standard error is above it: by
+        chance alone it will be below now and then.
+        """
+        is_noise = self.reading.stderr > self.threshold
+        return abs(self.reading.residual) < self.threshold and not is_noise
 
     @property
     def state(self) -> str:
         """What is known in a word or two, for people to read.
 
         A norm falls if L > R and grows if L < R, because L − R is the decrease of |θ|² in a step,
-        up to a factor. It is not resolved if the 95 % interval of the residual contains zero.
+        up to a factor. Which of them is not known yet while the 95 % interval of the residual
+        contains zero, and neither is it whether the layer has equilibrated.
         """
         if self.reading.undefined is not None:
             return "undefined"
@@ -54,7 +60,7 @@ class Layer:
             return "equilibrated"
         residual = self.reading.residual
         if abs(residual) <= self.reading.margin:
-            return "not resolved"
+            return "not known yet"
         return "norm falls" if residual * math.copysign(1, self.reading.right) > 0 else "norm grows"
 
     def row(self) -> dict[str, Any]:
@@ -166,7 +172,8 @@ def _cells(layer: Layer) -> tuple[str, ...]:
             turn += f" of {rotation.equilibrium:.3g}"
     reading = layer.reading
     number = "–" if math.isnan(reading.residual) else f"{reading.residual:+.3g}"
-    if math.isfinite(reading.margin):
+    # Of a drift the margin is no error: the steadiest one has a margin of 0.95 times itself.
+    if math.isfinite(reading.margin) and not layer.state.startswith("norm"):
         number = str(Estimate(reading.residual, reading.stderr, margin=reading.margin))
     return layer.name, number, layer.state, invariant, turn, _steps(rotation.relaxation)
 

@@ -112,7 +112,7 @@ class Monitor(Watcher):
         """Return which layers have equilibrated: a table to print, with a row for each parameter.
 
         Args:
-            threshold: A layer has equilibrated if |L/R − 1| is below it.
+            threshold: A layer has equilibrated if |L/R − 1| and its standard error are below it.
             budget: Steps of the training, or what remains of them. The table says how many layers
                 relax more slowly.
 

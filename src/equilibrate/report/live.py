@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from equilibrate.report.braille import chart, like
-from equilibrate.report.numbers import format_number
+from equilibrate.report.numbers import format_number, format_residual
 from equilibrate.report.run import Column, Run
 
 _CHART_HEIGHT = 5
@@ -140,7 +140,7 @@ def _chart(
         transform=transform or (lambda value: value),
     )
     k = max(k for k, value in enumerate(values) if value is not None)
-    shown = format_number(values[k], margins and margins[k])
+    shown = format_number(values[k], margins[k] if margins else None)
     head = f"{title}  {shown}"[: side + 1 + size]
     return [
         paint(f"{head:{side + 1 + size}}", "bold"),
@@ -160,13 +160,15 @@ def _forecast(run: Run, width: int, paint: Paint) -> list[str]:
 def _decisions(run: Run, width: int, paint: Paint) -> list[str]:
     if run.last_decision is None:
         return []
-    made = run.last_decision
-    lrs = ", ".join(map(format_number, made["lrs"]))
-    head = f"last decision, at step {made['step']:,}, lr {lrs}"
-    lines = [paint(head[:width], "bold"), *textwrap.wrap(made["reason"], width)]
-    if run.lowerings and not made.get("lowered"):
+    last = run.last_decision
+    lrs = ", ".join(map(format_number, last["lrs"]))
+    head = f"last decision, at step {last['step']:,}, lr {lrs}"
+    lines = [paint(head[:width], "bold"), *textwrap.wrap(last["reason"], width)]
+    if run.lowerings and not last.get("lowered"):
         made = run.lowerings[-1]
-        text = f"lowered {len(run.lowerings)} ×, last at step {made['step']:,}: {made['reason']}"
+        what = f"the learning rate was lowered {len(run.lowerings)} ×, last"
+        what = "the decay began" if run.decays else what
+        text = f"{what} at step {made['step']:,}: {made['reason']}"
         lines += [paint(line, "dim") for line in textwrap.wrap(text, width)]
     return [*lines, ""]
 
@@ -181,7 +183,7 @@ def _layers(run: Run, width: int, paint: Paint) -> list[str]:
     for name, layer in found[:_LAYERS]:
         residual = layer.get("residual")
         short = name if len(name) <= size else f"…{name[1 - size :]}"
-        value = format_number(residual, layer.get("margin"))
+        value = format_residual(layer)
         bar = paint(_bar(residual), "blue" if (residual or 0.0) < 0 else "yellow")
         state = (layer.get("state") or "")[: max(0, width - size - 34)]
         lines.append(f"{short:{size}} {value:>16}  {bar}  {state}".rstrip())

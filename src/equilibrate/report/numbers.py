@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from equilibrate.estimates import Estimate
 
@@ -35,6 +37,27 @@ def format_number(value: float | None, margin: float | None = None) -> str:
         else:
             text = f"{value:z.{places}f} ± {margin:.{places}f}"
     return text.replace("-", "−")
+
+
+def format_residual(layer: Mapping[str, Any]) -> str:
+    """Format the residual of a layer, with its margin unless the norm drifts.
+
+    The margin is what noise alone could explain. A drift counts in it, up to 0.95 of the residual,
+    so that it would look like an error of the drift, which it is not.
+
+    >>> format_residual({"residual": -29.0, "margin": 26.0, "state": "norm grows"})
+    '−29'
+    >>> format_residual({"residual": -2.0, "margin": 2.6, "state": "not known yet"})
+    '−2.0 ± 2.6'
+
+    Args:
+        layer: Its part of a row.
+
+    Returns:
+        The text.
+    """
+    drifts = (layer.get("state") or "").startswith("norm")
+    return format_number(layer.get("residual"), None if drifts else layer.get("margin"))
 
 
 def format_estimate(estimate: Estimate) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from equilibrate.record.jsonl import Row
-from equilibrate.report.numbers import format_number
+from equilibrate.report.numbers import format_number, format_residual
 from equilibrate.report.run import Run, Thinned, last, number
 
 _MOST_OPEN = 16
@@ -46,6 +46,7 @@ def render(run: Run) -> str:
         status=_status(run),
         facts=facts(run),
         lowerings=decision_table(run.lowerings),
+        decays=run.decays,
         kept=decision_table(run.kept),
         layers=layer_table(layers),
         layers_open=len(layers) <= _MOST_OPEN,
@@ -72,15 +73,17 @@ def facts(run: Run) -> dict[str, str]:
         found["Loss"] = f"{loss:.4g}"
     if rates := [rate for column in run.rates() if (rate := last(column)) is not None]:
         found["Learning rate"] = ", ".join(map(format_number, rates))
-    if run.last_decision is not None:
+    if run.decays and run.lowerings:
+        found["Decay began"] = f"at step {run.lowerings[-1]['step']:,}"
+    elif run.last_decision is not None and not run.decays:
         times = len(run.lowerings)
         found["Lowered"] = f"{times} time{'s' * (times != 1)}"
-    if (residual := number(row.get("residual"))) is not None:
-        found["L/R − 1"] = format_number(residual, number(row.get("margin")))
     if (sentence := run.sentence) is not None:
         found["Forecast"] = sentence
-    if run.last_decision is not None:
-        found["Last decision"] = run.last_decision["reason"]
+    if (made := run.last_decision) is not None:
+        found["Last decision"] = f"at step {made['step']:,}: {made['reason']}"
+    if (residual := number(row.get("residual"))) is not None:
+        found["L/R − 1"] = format_number(residual, number(row.get("margin")))
     return found
 
 
@@ -100,8 +103,9 @@ def data(run: Run) -> dict[str, Any]:
         "x": x,
         **{name: run.column(name) for name in names},
         "lrs": run.rates(),
-        "reasons": [_reason(row) for row in run.rows],
+        "reasons": [_reason(row, run.decays) for row in run.rows],
         "threshold": run.threshold,
+        "decays": run.decays,
         "lowerings": {
             "x": _at([made["step"] for made in run.lowerings], x),
             "lrs": [made["lrs"] for made in run.lowerings],
@@ -141,16 +145,18 @@ def layer_table(layers: Mapping[str, Row]) -> Table:
     """
     names = sorted(layers, key=lambda n: -abs(layers[n].get("residual") or 0.0))
 
-    def column(*parts: str, unit: str = "") -> list[str | None]:
-        found = [[layers[n].get(part) for part in parts] for n in names]
-        return [None if v[0] is None else format_number(*v) + unit for v in found]
+    def column(part: str, unit: str = "") -> list[str | None]:
+        found = [layers[n].get(part) for n in names]
+        return [None if v is None else format_number(v) + unit for v in found]
 
     columns: dict[str, list[str | None]] = {
         "Layer": [*names],
         "State": [layers[n].get("state") for n in names],
-        "L/R − 1": column("residual", "margin"),
-        "Angular step": column("angular_step", unit=" rad"),
-        "In equilibrium": column("equilibrium", unit=" rad"),
+        "L/R − 1": [
+            None if layers[n].get("residual") is None else format_residual(layers[n]) for n in names
+        ],
+        "Angular step": column("angular_step", " rad"),
+        "In equilibrium": column("equilibrium", " rad"),
         "Relaxation": [_relaxation(layers[n]) for n in names],
         "Left side": column("left"),
         "Right side": column("right"),
@@ -207,9 +213,9 @@ def _rates(run: Run, x: dict[str, list[float]]) -> dict[str, Any]:
     return {"x": _at(steps, x), "values": values}
 
 
-def _reason(row: Row) -> str | None:
-    made = row.get("decisions", [])
-    lowered = [f"Lowered at step {d['step']:,}: {d['reason']}" for d in made if d.get("lowered")]
+def _reason(row: Row, decays: bool) -> str | None:
+    made, what = row.get("decisions", []), "The decay began at" if decays else "Lowered at"
+    lowered = [f"{what} step {d['step']:,}: {d['reason']}" for d in made if d.get("lowered")]
     return (lowered or [d["reason"] for d in made] or [None])[-1]
 
 

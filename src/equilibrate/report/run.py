@@ -139,8 +139,18 @@ class Run:
     @property
     def threshold(self) -> float | None:
         """The threshold of the rule, if it has one."""
+        return number(self._settings.get("threshold"))
+
+    @property
+    def decays(self) -> bool:
+        """Whether a lowering is the beginning of a decay, as that of a `Cooldown`."""
+        return "total_steps" in self._settings
+
+    @property
+    def _settings(self) -> Mapping[str, Any]:
+        """The settings of what is recorded."""
         own = self.config.get("recorder")
-        return number(own.get("threshold")) if isinstance(own, Mapping) else None
+        return own if isinstance(own, Mapping) else {}
 
 
 class Thinned:

@@ -98,7 +98,7 @@ class Stationary:
         """
         positions = self.positions
         if len(positions) <= self.shortest:
-            return False, f"not yet: {len(positions)} of {self.shortest + 1} positions"
+            return False, f"not yet: {len(positions)} of {self.shortest + 1} positions are recorded"
         if reading.undefined is not None:
             return False, f"undefined: {reading.undefined}"
         moved = np.ptp(positions, axis=0).max()
@@ -188,17 +188,17 @@ class Stationary:
     def _reason(self, now: Assessment) -> str:
         times = f"{now.relaxations:.3g} of {self.relaxations:g} relaxation times"
         if now.diffusing - now.error > 1:
-            return f"not yet: drifting {now.diffusing:.2g} times as far as by noise alone"
+            return f"not yet: it drifts {now.diffusing:.2g} times as far as by noise alone"
         if self.is_diffusing(now):
             return (
                 f"diffusing: {now.diffusing:.2g} ± {now.error:.1g} of the noise moves the "
                 f"parameters away, more than {self.diffusing:g}, after {times}"
             )
         if now.relaxations < self.relaxations:
-            return f"not yet: {times}"
+            return f"not yet: {times} have passed"
         if now.significance < self.significance:
             return (
                 f"not yet: the restoring force is {now.significance:.2g} of "
                 f"{self.significance:g} standard errors"
             )
-        return f"not yet: stationary for less than {self.persistence - 1:.0%} of the steps"
+        return f"not yet: it is stationary for less than {self.persistence - 1:.0%} of the steps"

@@ -71,9 +71,10 @@
       color: ["rate", "left", "right", "more-1", "more-2"][g % 5], dash: g ? `${2 + 2 * g} 3` : null,
     })).filter((c) => present(c.values));
     if (rates.length) {
+      const dots = run.decays ? "Dot: it begins to decay." : "Dots: a decision lowered it.";
       found.push({ id: "rate", title: "Learning rate", curves: rates, of: run.rates, dots: true,
-        kinds: positive(rates) ? LOG : ALL,
-        note: run.lowerings.lrs.length ? "Dots: a decision lowered it." : "" });
+        zero: true, kinds: positive(rates) ? { linear: "linear", log: "log" } : { linear: "" },
+        note: run.lowerings.lrs.length ? dots : "" });
     }
     for (const [name, values] of Object.entries(run.others)) {
       found.push({ id: `other-${name}`, title: name, kinds: ALL,
@@ -122,7 +123,7 @@
       `${panel.title}. Left and right arrow keys move the cursor.`);
     panel.plot = plot;
     panel.kind = Object.keys(panel.kinds)[0];
-    for (const [kind, text] of Object.entries(panel.kinds)) {
+    for (const [kind, text] of Object.entries(panel.kinds).filter(([, shown]) => shown)) {
       const button = make("button", { type: "button", "aria-pressed": kind === panel.kind }, text);
       button.addEventListener("click", () => {
         panel.kind = kind;
@@ -396,9 +397,10 @@
     if (panel.id === "layers") {
       const column = Plot.nearest(xValues(run.layers), xValues()[row]);
       const state = run.layers.states[run.layers.state[layer][column]];
+      const drifts = state && state.startsWith("norm");  // its margin is no error
       return [run.layers.names[layer] + (run.layers.scale_invariant[layer] ? " ⊥" : ""),
         `L/R − 1 = ${Plot.plusMinus(run.layers.residual[layer][column],
-          run.layers.margin[layer][column])}`, ...(state ? [state] : []),
+          drifts ? null : run.layers.margin[layer][column])}`, ...(state ? [state] : []),
         `step ${Plot.format(run.layers.x.step[column])}`];
     }
     const place = rowIn(panel, row);
