@@ -21,9 +21,9 @@ def check_steps(name: str, steps: Any, least: int = 1) -> int:
         ValueError: If it is not a whole number, or too small.
     """
     try:
-        if isinstance(steps, float) and steps.is_integer():
-            steps = int(steps)
-        number = operator.index(steps)
+        is_whole = isinstance(steps, float) and steps.is_integer()
+        whole: Any = int(steps) if is_whole else steps
+        number = operator.index(whole)
     except TypeError:
         number = least - 1
     if number < least or isinstance(steps, bool):
