@@ -234,7 +234,7 @@ class DelicateTrainer(Trainer):
 
 
 def compared(forecaster):
-    return [value for [value] in forecaster.state_dict()["comparisons"]["values"]]
+    return [own - averaged for own, averaged in forecaster.state_dict()["comparisons"]["values"]]
 
 
 @pytest.mark.parametrize(

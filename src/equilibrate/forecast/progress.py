@@ -61,7 +61,18 @@ class Progress:
     @property
     def stderr(self) -> float:
         """The standard error of `now`."""
-        return self._mixed(self.means[:, 0], self.covariances[:, 0, 0])[1]
+        return self.loss(self.step)[1]
+
+    def loss(self, step: float) -> tuple[float, float]:
+        """Return the loss at a step, now or later, and its standard error."""
+        z = _bend(np.array([step]) / self.step, self.powers)[:, 0]
+        at = np.stack([np.ones_like(z), z], axis=1)
+        known = (at[:, None] @ self.covariances @ at[..., None])[:, 0, 0]
+        return self._mixed((at * self.means).sum(1), known + self.wandering * z**3 / 3)
+
+    def fall_over(self, steps: float) -> float:
+        """Return by how much the loss falls over the next steps."""
+        return self.fall(self.step, self.step + steps)[0]
 
     def past(self, steps: np.ndarray) -> np.ndarray:
         """Return the loss at some steps of the past."""
@@ -75,8 +86,8 @@ class Progress:
         """Return by how much the loss falls, and its standard error.
 
         Args:
-            begin: The first step, now or later.
-            end: The last step.
+            begin: One step, now or later.
+            end: Another one. If it comes before `begin` the fall is negative.
         """
         if begin > end:
             value, error = self.fall(end, begin)
@@ -139,6 +150,8 @@ def fit(steps: np.ndarray, losses: np.ndarray, counts: np.ndarray, step: int) ->
     chances = -(n - 2) / 2 * np.log(variance) - log_determinants / 2
     weights = np.exp(chances - chances.max())
     kept = weights > _NEGLIGIBLE * weights.sum()
+    if not kept.any():  # numbers that overflow
+        return None
     return Progress(
         step=float(step),
         weights=weights[kept] / weights[kept].sum(),

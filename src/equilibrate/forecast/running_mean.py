@@ -57,7 +57,7 @@ class SampleLog:
         return self.last
 
     def samples(self, values: np.ndarray, since: int, losses: np.ndarray | None = None) -> Samples:
-        """Return the samples that were taken after a step.
+        """Return the samples whose mean is nearly all of parameters after a step.
 
         Args:
             values: Values of all rows.
@@ -65,7 +65,7 @@ class SampleLog:
             losses: Losses of all rows, if they are known.
         """
         steps, ages = np.array(self._steps), np.array(self._ages)
-        chosen = (np.arange(self._rows) < self.taken) & (steps >= since) & np.isfinite(ages)
+        chosen = (np.arange(self._rows) < self.taken) & (steps - 2 * ages >= since)
         own = None if losses is None else losses[chosen]
         return Samples(steps[chosen].astype(float), values[chosen], ages[chosen], own)
 
