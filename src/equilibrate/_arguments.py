@@ -22,7 +22,8 @@ def check_steps(name: str, steps: Any, least: int = 1) -> int:
     """
     try:
         is_whole = isinstance(steps, float) and steps.is_integer()
-        number = int(steps) if is_whole else operator.index(steps)
+        whole: Any = int(steps) if is_whole else steps
+        number = operator.index(whole)
     except TypeError:
         number = least - 1
     if number < least or isinstance(steps, bool):

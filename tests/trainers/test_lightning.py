@@ -93,6 +93,12 @@ def test_the_docs_first_line(tmp_path):
         assert trainer.callback_metrics["equilibrate/lr"] == lr
 
 
+@pytest.mark.parametrize("kind", [CooldownCallback, FDRCallback, MonitorCallback])
+def test_no_callback_needs_arguments(kind, tmp_path):
+    fit(Task(), [callback := kind()], tmp_path, epochs=1)
+    assert (callback.monitor or callback.forecaster).step >= 32
+
+
 def test_a_longer_training_keeps_cooling_down_until_its_end(tmp_path):
     options = {"enable_checkpointing": True}
     saving = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1)

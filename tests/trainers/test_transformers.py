@@ -85,6 +85,12 @@ def test_a_cooldown_gets_the_losses_that_the_trainer_logs(micro_batches, tmp_pat
     assert list(map(float, losses[1:])) == pytest.approx(logged, abs=1e-4)  # it may round them
 
 
+@pytest.mark.parametrize("kind", [CooldownCallback, FDRCallback, MonitorCallback])
+def test_no_callback_needs_arguments(kind, tmp_path):
+    train(tmp_path, callback := kind(), epochs=1)
+    assert (callback.monitor or callback.forecaster).step >= 32
+
+
 def test_a_second_training_has_a_cooldown_of_its_own(tmp_path):
     callback = CooldownCallback()
     trainer, rows = train(tmp_path, callback, epochs=2)

@@ -140,7 +140,7 @@ def _chart(
         transform=transform or (lambda value: value),
     )
     k = max(k for k, value in enumerate(values) if value is not None)
-    shown = format_number(values[k], margins and margins[k])
+    shown = format_number(values[k], None if margins is None else margins[k])
     head = f"{title}  {shown}"[: side + 1 + size]
     return [
         paint(f"{head:{side + 1 + size}}", "bold"),
