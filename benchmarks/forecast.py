@@ -1,13 +1,13 @@
 """Branch trainings at a constant learning rate, to see what forecasts of cooldowns are worth.
 
 A run is trained at a constant learning rate (the trunk). Recorded are the loss of every step and,
-every 50 steps, the loss of the next batch at the parameters and at running means of them, with mean
-ages from 16 to 1,024 steps and with a half-life of 5 % of the steps so far. At some steps the trunk
-is branched: the same parameters, optimizer state and batches go on with a learning rate that falls
-linearly to zero over n steps; at one step also halved, lowered to a tenth, or with twice the batch.
-The loss on batches that come after the n steps is evaluated around the beginning, around the end of
-n more steps of the trunk, and at the end of the branch. With `--schedules` the run is then trained
-again from its beginning, with a cosine to zero and with one to a tenth.
+every 50 steps, the loss of the next batch at the parameters and at running means of them, of which
+the last has a half-life of 5 % of the steps so far. At some steps the trunk is branched: the same
+parameters, optimizer state and batches go on with a learning rate that falls linearly to zero over
+n steps; at one step also halved, lowered to a tenth, or with twice the batch. The loss on batches
+that come after the n steps is evaluated around the beginning, around the end of n more steps of the
+trunk, and at the end of the branch. With `--schedules` the run is then trained again from its
+beginning, with a cosine to zero and with one to a tenth.
 
 The trunk knows nothing of forecasts: `forecast_table.py` computes them from the record, from what
 lies before each branch alone. Every run is a process of its own and writes one file, again after
@@ -40,7 +40,7 @@ import equilibrate as eq
 from equilibrate.record.provenance import environment
 
 OUT = Path(__file__).parent / "results" / "forecast"
-AGES = (16, 32, 64, 128, 256, 512, 1024)
+AGES = (32, 128, 512)
 """Mean ages of the running means, in steps."""
 GROWING = 0.05
 """Half-life of the last mean as a share of the steps so far, as in torchtitan."""
@@ -151,6 +151,7 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
         evaluations.at(training)
         if step and step % CHECK_EVERY == 0:
             record["checks"].append([step, *(round(v, 6) for v in means.values(training))])
+            _write(out, record, losses)
         if step == task.steps:
             (record["schedules"]["averaged"],) = means.values(training, last=step + AFTER)
         if step in task.branches:
@@ -272,6 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
             small = {"steps": 300, "batch_size": 8, "warm_up": 0, "evaluated": 8}
             task = replace(task, branches={240: (24, 60)}, around=48, **small)
         torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("high")
         run(task, name, int(seed), options=options)
         return
     shared = [f"--{name}" for name in ("tiny", "schedules") if getattr(options, name)]

@@ -18,22 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forecast import PLACES
 from tables import replace_table
 
 from equilibrate.forecast.outcome import KEPT, History, Outcomes, Samples, outcomes, shares
+from equilibrate.schedulers.cooldown import judge
 
 ROOT = Path(__file__).parents[1]
 RECORDS = Path(__file__).parent / "results" / "forecast"
 FIGURE, PAGE = ROOT / "docs" / "figures" / "forecast.png", ROOT / "docs" / "forecast.md"
 TITLES = {
     "gpt2": "GPT-2 124M, AdamW",
-    "transformer": "byte transformer, AdamW",
+    "transformer": "small transformer, AdamW",
     "vit": "vision transformer, AdamW",
     "mlp": "MLP, SGD",
     "batchnorm": "ResNet, BatchNorm, SGD",
     "groupnorm": "ResNet, GroupNorm, SGD",
 }
-TUNED = {f"{task}-0" for task in TITLES}
+TUNED = {f"{task}-10" for task in TITLES}
+LONG = 0.5
+"""Branches that are as long as this share of the steps before them have a row of their own."""
 NOTHING = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
 
 
@@ -77,8 +81,14 @@ def history(record: dict[str, Any], step: int) -> History:
         losses,
         np.ones(len(losses)),
         Samples(products[:, 0], products[:, 2], products[:, 1]) if len(products) else NOTHING,
-        Samples(checks[:, 0], checks[:, 1] - checks[:, -1], ages),
+        Samples(checks[:, 0], checks[:, 1] - checks[:, -1], ages, checks[:, 1]),
     )
+
+
+def evaluated(record: dict[str, Any], step: int, end: int) -> float:
+    """Return the loss around a step, on batches after another; nan if it was not recorded."""
+    found = record["evaluations"].get(f"{step} {end}", [])
+    return float(np.mean(found)) if len(found) == PLACES else math.nan
 
 
 def power_law(losses: np.ndarray, ahead: float) -> float:
@@ -124,11 +134,9 @@ def annealing_law(record: dict[str, Any]) -> AnnealingLaw:
     steps = np.arange(len(losses) // 12, len(losses), len(losses) // 50)
     width = len(losses) // 100
     smooth = np.array([losses[step - width : step + width].mean() for step in steps])
-    ends = [made for made in record["branches"] if made["kind"] == "cooldown"]
-    gains = [
-        np.mean(record["evaluations"][f"{b['step']} {b['horizon']}"]["now"]) - b["loss"]
-        for b in ends
-    ]
+    made = [b for b in record["branches"] if b["kind"] == "cooldown"]
+    pairs = [(b, evaluated(record, b["step"], b["step"] + b["horizon"]) - b["loss"]) for b in made]
+    ends, gains = zip(*[(b, gain) for b, gain in pairs if not math.isnan(gain)], strict=True)
     begun = np.array([b["step"] for b in ends])
     starts = np.interp(begun, steps, smooth)
     step = np.concatenate([steps, begun])
@@ -147,30 +155,26 @@ def annealing_law(record: dict[str, Any]) -> AnnealingLaw:
     return best[1]
 
 
-def gradients_alone(record: dict[str, Any], step: int, horizon: int) -> float:
-    """Return E_h from the later half of the steps before a branch, or as it was recorded."""
+def gradients_alone(record: dict[str, Any], step: int) -> float:
+    """Return E_h from the later half of the steps before a branch; nan if it was not recorded."""
     products = [row[2] for row in record["products"] if step / 2 < row[0] < step]
-    if products:
-        return float(np.mean(products)) / 2
-    recorded = {row[0]: row[1:] for row in record.get("gradients", ())}
-    short, long = recorded.get(step, (math.nan, math.nan))
-    found = short if horizon < 275 else long  # those of 150 and 400 steps
-    return math.nan if found is None else found
+    return float(np.mean(products)) / 2 if products else math.nan
 
 
 def branches(run: str, record: dict[str, Any], law: AnnealingLaw | None = None) -> Iterator[Branch]:
-    """Yield the cooldowns of a run that begin after the first eighth of its trunk."""
+    """Yield the cooldowns of a run that begin after the first eighth of its trunk.
+
+    A branch is left out if its run was stopped before the losses around its beginning were known.
+    """
     for made in record["branches"]:
-        step, n = made["step"], made["horizon"]
+        step, n, end = made["step"], made["horizon"], made["loss"]
+        now, staying = (evaluated(record, at, step + n) for at in (step, step + n))
+        if made["kind"] != "cooldown" or step < record["steps"] / 8 or math.isnan(now):
+            continue
         past = history(record, step)
         found = outcomes(past, n)
-        if made["kind"] != "cooldown" or step < len(record["losses"]) / 8:
-            continue
         if not isinstance(found, Outcomes):
             raise SystemExit(f"{run} at step {step}: {found}")
-        around = record["evaluations"][f"{step} {n}"]
-        now, end = float(np.mean(around["now"])), made["loss"]
-        staying = float(np.mean(around["staying"])) if len(around["staying"]) == 7 else math.nan
         gain, over = found.gain(KEPT, 1), found.gain(KEPT, 1, than=(1, 0))
         yield Branch(
             run,
@@ -186,7 +190,7 @@ def branches(run: str, record: dict[str, Any], law: AnnealingLaw | None = None) 
             float(past.differences.values[-8:].mean()),
             power_law(np.array(record["losses"][:step]), n),
             law.gain(record["settings"]["lr"], step, n) if law else math.nan,
-            gradients_alone(record, step, n),
+            gradients_alone(record, step),
         )
 
 
@@ -198,9 +202,11 @@ def summary(found: list[Branch]) -> str:
         "weights; power law; annealing law | the same of the gain over staying: forecast; E_h |",
         "|" + " --- |" * 8,
     ]
+    short = [b for b in found if b.horizon < LONG * b.step]
     for title, chosen in [
-        *((title, [b for b in found if b.task == task]) for task, title in TITLES.items()),
-        ("all", found),
+        *((title, [b for b in short if b.task == task]) for task, title in TITLES.items()),
+        ("all", short),
+        ("longer ones", [b for b in found if b.horizon >= LONG * b.step]),
     ]:
         if chosen:
             ratios = np.array([b.realised / b.gain for b in chosen])
@@ -251,9 +257,9 @@ def what_if(records: dict[str, dict[str, Any]]) -> str:
                 found = outcomes(history(record, step), n)
                 assert isinstance(found, Outcomes)
                 gain = found.gain(kept, removed)
-                realised = np.mean(record["evaluations"][f"{step} {n}"]["now"]) - made["loss"]
+                realised = evaluated(record, step, step + n) - made["loss"]
                 ratios.append(realised / gain.value)
-                covered.append(gain.covers(float(realised)))
+                covered.append(gain.covers(realised))
         if ratios:
             low, middle, high = np.percentile(ratios, [10, 50, 90])
             cells = f"{middle:.2f}, {low:.2f} to {high:.2f} | {np.mean(covered):.0%}"
@@ -268,7 +274,11 @@ def ordering(records: dict[str, dict[str, Any]]) -> str:
     """
     lines = ["| task, step | pairs | forecast | loss | averaged weights |", "|" + " --- |" * 5]
     for task in TITLES:
-        runs = [r for name, r in records.items() if re.match(rf"{task}-[13](-|$)", name)]
+        runs = [
+            r
+            for name, r in records.items()
+            if r["task"] == task and re.match(rf"{task}-11(-|$)|gpt2-12", name)
+        ]
         cooldowns = [b for r in runs for b in r["branches"] if b["kind"] == "cooldown"]
         for step in sorted({b["step"] for b in cooldowns}):
             right, pairs = np.zeros(3, dtype=int), 0
@@ -288,10 +298,11 @@ def _ends(record: dict[str, Any], step: int, horizon: int) -> tuple[float, ...] 
     """Return the loss after a cooldown, its forecast, the loss before, and that of the average."""
     wanted = {"step": step, "kind": "cooldown", "horizon": horizon}
     ends = [made["loss"] for made in record["branches"] if wanted.items() <= made.items()]
+    if not ends:
+        return None
     past = history(record, step)
     found = outcomes(past, horizon)
-    if not ends or not isinstance(found, Outcomes):
-        return None
+    assert isinstance(found, Outcomes), found
     loss = float(np.mean(record["losses"][step - 100 : step]))
     averaged = loss - float(past.differences.values[-8:].mean())
     return ends[0], found.loss(KEPT, 1).value, loss, averaged
@@ -349,11 +360,48 @@ def draw(found: list[Branch], path: Path) -> None:
 
 
 def _law_of_another(run: str, records: dict[str, dict[str, Any]]) -> AnnealingLaw | None:
-    """Return the annealing law of another run of the task, one that was tuned on if there is."""
+    """Return the annealing law of another run of the task, a finished one if there is."""
     task = run.split("-")[0]
     others = [name for name in sorted(records) if name.split("-")[0] == task and name != run]
-    others = [name for name in others if records[name].get("finished")]
+    others.sort(key=lambda name: not records[name].get("finished"))
     return annealing_law(records[others[0]]) if others else None
+
+
+def chosen_share(record: dict[str, Any]) -> tuple[float, bool]:
+    """Return the share of the steps that `Cooldown` would decay over, and whether it decided."""
+    total = record["steps"]
+    for step in range(100, total, 100):
+        left = total - step
+        if judge(outcomes(history(record, step), left), left, left / total)[0]:
+            return left / total, left > 0.2 * total
+    raise AssertionError("it begins at the last when a tenth is left")
+
+
+def beginnings(records: dict[str, dict[str, Any]]) -> str:
+    """Return where trainings end that begin their decay at several shares, as a table."""
+    shares = (0.5, 0.3, 0.2, 0.1)
+    kinds = ("averaged", "cosine", "cosine to a tenth")
+    lines = [
+        "| run | "
+        + " | ".join(f"last {share:g}" for share in shares)
+        + " | `Cooldown` (its share) | averaged weights | cosine | cosine to a tenth |",
+        "|" + " --- |" * 9,
+    ]
+    for name, record in records.items():
+        total = record["steps"]
+        ends = {
+            made["horizon"] / total: made["loss"]
+            for made in record["branches"]
+            if made["step"] + made["horizon"] == total and made["kind"] == "cooldown"
+        }
+        if set(shares) <= set(ends):
+            share, _ = chosen_share(record)
+            end = np.interp(share, sorted(ends), [ends[u] for u in sorted(ends)])
+            cells = [f"{ends[u]:.4f}" for u in shares] + [f"{end:.4f} ({share:.2g})"]
+            others = [record["schedules"].get(kind) for kind in kinds]
+            cells += ["–" if loss is None else f"{loss:.4f}" for loss in others]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -363,7 +411,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--records", type=Path, default=RECORDS)
     options = parser.parse_args(arguments)
-    records = {path.stem: json.loads(path.read_text()) for path in options.records.glob("*.json")}
+    paths = sorted(options.records.glob("*.json"))
+    records = {path.stem: json.loads(path.read_text()) for path in paths}
     made = {
         run: list(branches(run, record, _law_of_another(run, records)))
         for run, record in sorted(records.items())
@@ -380,6 +429,7 @@ def main(arguments: list[str] | None = None) -> None:
         "what if": what_if(reported),
         "ordering": ordering(reported),
         "forecast tuned": summary(tuned),
+        "beginnings": beginnings(reported),
         "branches": table(found),
     }
     for name, text in parts.items():

@@ -42,20 +42,23 @@ def train(schedule):
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     forecaster = eq.Forecaster(optimizer)
-    cosine = CosineAnnealingLR(optimizer, args.steps)
-    scheduler = eq.Cooldown(optimizer, total_steps=args.steps)
+    scheduler = None
+    if schedule == "cosine":
+        scheduler = CosineAnnealingLR(optimizer, args.steps)
+    elif schedule == "cooldown":
+        scheduler = eq.Cooldown(optimizer, total_steps=args.steps)
     for _ in range(args.steps):
         inputs, labels = draw()
         optimizer.zero_grad()
         loss = cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
-        if schedule == "cosine":
-            cosine.step()
-        elif schedule == "cooldown":
+        if isinstance(scheduler, eq.Cooldown):
             scheduler.step(loss)
+        elif scheduler is not None:
+            scheduler.step()
     print(f"{schedule}: held-out loss {loss_of(model):.4f}")
-    if scheduler.is_decaying:
+    if isinstance(scheduler, eq.Cooldown):
         decision = scheduler.last_decision
         print(f"  began at step {decision.step}: {decision.reason}")
     if schedule == "constant":  # nearly as good, and possible at any time

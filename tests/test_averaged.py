@@ -1,5 +1,7 @@
 """Averaged parameters that a forecaster gives to a model for a while."""
 
+import math
+
 import pytest
 import torch
 from support.monitored import small_model
@@ -103,6 +105,29 @@ def test_without_a_sample_the_model_keeps_its_own_values():
     train(model, optimizer, 1)
     with forecaster.averaged():
         assert torch.equal(flat(model), own)  # the only sample, before the step
+
+
+@pytest.mark.parametrize("gradient", [None, 1.0])
+def test_averages_are_finite_if_the_parameters_are(gradient):
+    """Also if samples of a tensor without a gradient do not tell, and nothing is forecast."""
+    params = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = torch.optim.SGD(params, lr=1e-3)
+    forecaster = eq.Forecaster(optimizer, every=1)
+    for step in range(30):
+        params[0].grad = torch.ones(3)
+        params[1].grad = torch.full((3,), math.nan) if step == 10 else torch.ones(3)
+        if step > 12 and gradient is None:
+            params[1].grad = None
+        optimizer.step()
+        if step == 15:
+            with torch.no_grad():
+                params[1].fill_(1.0)
+        if step > 15:
+            with forecaster.averaged():
+                assert all(p.isfinite().all() for p in params)
+    own = params[0].detach().clone()
+    with forecaster.averaged():
+        assert not torch.equal(params[0], own)  # they have begun again
 
 
 def test_blocks_inside_of_one_another():

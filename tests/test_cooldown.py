@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 import equilibrate as eq
 from equilibrate.estimates import Estimate
-from equilibrate.forecast.outcome import History, Outcomes, Samples, outcomes
+from equilibrate.forecast.outcome import Outcomes
 from equilibrate.forecast.progress import Progress
 from equilibrate.schedulers.cooldown import judge
 
@@ -104,7 +104,9 @@ def test_warm_up_is_linear_and_counts():
 
 
 def test_min_lr_is_the_end_of_the_line_and_never_raises_a_rate():
-    run = Run(400, lrs=(0.1, 0.02), min_lr=[0.01, 0.05]).train(400)
+    with pytest.warns(UserWarning, match=r"min_lr=0.05 is above the learning rate 0.02 .* group 1"):
+        run = Run(400, lrs=(0.1, 0.02), min_lr=[0.01, 0.05])
+    run.train(400)
     assert [float(g["lr"]) for g in run.optimizer.param_groups] == pytest.approx([0.01, 0.02])
     assert run.rates[-1][0] > 0.01
 
@@ -156,6 +158,36 @@ def test_the_length_given_now_wins_over_the_saved_one(stopped):
     assert longer.optimizer.param_groups[0]["lr"] == 0
 
 
+def test_a_length_that_is_over_is_refused_and_a_decay_that_has_ended_is_told_of():
+    state = Run(600).train(500).state()["scheduler"]
+    for total_steps in (300, 480, 500):
+        run = Run(total_steps)
+        with pytest.raises(
+            ValueError, match=rf"after 500 steps, .* total_steps={total_steps}: pass"
+        ):
+            run.scheduler.load_state_dict(state)
+        assert run.scheduler.last_epoch == 0
+    state = Run(600).train(600).state()
+    with pytest.warns(UserWarning, match=r"continues from lr=0, where nothing is learned: load a"):
+        Run(1000).load(state)
+
+
+def test_a_first_step_with_a_rate_of_zero_counts():
+    """A warm-up from zero, as Hugging Face's constant_with_warmup."""
+    run = Run(300, min_lr=0.01)
+    warm_up = LambdaLR(run.optimizer, lambda step: min(1.0, step / 20))
+    for _ in range(300):
+        run.train(1)
+        if not run.scheduler.is_decaying:
+            warm_up.step()
+    rates = np.array(run.rates)[:, 0]
+    assert rates[:21] == pytest.approx(0.1 * np.arange(21) / 20)
+    start = run.scheduler.last_decision.step
+    assert rates[start:] == pytest.approx(np.linspace(0.1, 0.01, 301 - start)[:-1])
+    assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+    assert run.scheduler.last_epoch == 300
+
+
 def test_a_decay_that_is_rolled_back_measures_again():
     run, early = Run().train(2000), Run().train(300).state()
     run.load(early)
@@ -189,10 +221,25 @@ def test_a_group_added_before_the_decay_decays_too():
     assert [group["lr"] for group in run.optimizer.param_groups] == [0.0, 0.0]
 
 
-def test_losses_that_are_not_finite_are_left_out():
-    whole = Run().train(700)
-    run = Run().train(300).train(3, handed=lambda loss: loss * math.nan).train(397)
-    assert run.scheduler.last_decision.lowered == whole.scheduler.last_decision.lowered
+def test_a_loss_that_is_not_finite_keeps_nothing_waiting():
+    whole = Run().train(2000).scheduler.last_decision
+    run = Run().train(300).train(3, handed=lambda loss: loss * math.nan).train(1697)
+    assert run.scheduler.last_decision.lowered
+    assert abs(run.scheduler.last_decision.step - whole.step) <= 100
+
+
+def test_parameters_that_were_not_finite_and_are_restored_keep_it_waiting_for_200_steps():
+    run = Run().train(300)
+    good = run.state()["params"]
+    with torch.no_grad():
+        run.params[0].fill_(math.nan)
+    run.train(20)
+    with torch.no_grad():
+        run.params[0].copy_(good[0])
+    run.train(180)
+    assert "not finite, so the averages begin again" in run.scheduler.decisions[-2].reason
+    run.train(200)
+    assert "would end at" in run.scheduler.decisions[-1].reason
 
 
 def test_a_run_without_losses_is_told_once_and_still_decays():
@@ -281,8 +328,11 @@ def test_the_state_of_another_scheduler_is_refused():
 
 def known(slope, noise=0.1, error=0.01, step=800, left=200):
     """Outcomes of a run whose loss falls by `slope` in each step."""
-    fits = ((-1.0, 1.0, slope * step, 0.1 * abs(slope) * step),)  # a straight line
-    progress = Progress(step=step, start=step / 2, now=2.0, stderr=0.01, fits=fits)
+    fall = slope * step  # in units of the steps so far, at power −1, a straight line
+    one = np.ones(1)
+    means, covariances = np.array([[2.0, -fall]]), np.diag([1e-4, (0.1 * fall) ** 2])[None]
+    nothing = np.zeros((1, 3))
+    progress = Progress(step, one, -one, means, covariances, 0 * one, nothing, nothing, nothing)
     return Outcomes(left, progress, Estimate(noise, error))
 
 
@@ -314,29 +364,70 @@ def test_without_a_forecast_it_begins_in_the_last_fifth():
     assert reason == "20% of the steps are left, and there is no forecast: 10 of 128 steps seen"
 
 
-def test_noise_alone_begins_it_early_in_few_of_many_trainings():
-    """200 trainings of 2,000 steps whose loss falls as 1/√t, with noise of 0.1 to 5 times the loss.
+class Synthetic:
+    """SGD on a loss with 16 modes and known minimum 0, whose handed-over loss is noisy.
 
-    The best share of each is below a half. At most two may begin in the first fifth of the steps.
+    The loss is quadratic or, like a logistic one, linear far from the minimum. Curvatures, the
+    distance from the minimum, the noise of gradients and losses and the learning rate are random.
     """
-    early = 0
-    for seed in range(200):
+
+    def __init__(self, seed, steps):
         random = np.random.default_rng(seed)
-        spread = 10 ** random.uniform(-1, 0.7)
-        steps = np.arange(1, 401)
-        truth = 0.3 + (steps / 100) ** -0.5
-        losses = truth * (1 + spread * random.standard_normal(400))
-        for step in range(100, 401, 100):
-            inside = steps > step / 2
-            inside &= steps <= step
-            noise = 0.1 * np.abs(random.normal(1, 0.5, 25))
-            samples = Samples(
-                np.linspace(step / 2, step, 25), noise * 2, np.full(25, max(0.07 * step, 16))
-            )
-            none = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
-            history = History(
-                step, steps[inside], losses[inside], np.ones(inside.sum()), samples, none
-            )
-            found = outcomes(history, 2000 - step)
-            early += judge(found, 2000 - step, 1 - step / 2000)[0]
+        self.is_quadratic, self.steps = seed % 2 == 0, steps
+        self.h = np.logspace(random.uniform(-3.5, -2), 0, 16)
+        self.start = 2 * random.standard_normal(16) * self.h ** -random.uniform(0.1, 0.4)
+        noise, self.spread = 10 ** random.uniform(-1, 0.5), 10 ** random.uniform(-1, 0.7)
+        self.lr = random.uniform(0.05, 0.4)
+        self.noise = noise * np.sqrt(self.h) * random.standard_normal((steps, 16))
+        self.factors = 1 + self.spread * random.standard_normal(steps)
+
+    def loss(self, theta):
+        x = np.sqrt(self.h) * theta
+        return ((x**2 / 2) if self.is_quadratic else np.logaddexp(x, -x) - np.log(2)).sum(-1)
+
+    def gradient(self, theta):
+        root = np.sqrt(self.h)
+        return root * (root * theta if self.is_quadratic else np.tanh(root * theta))
+
+    def fixed(self, shares):
+        """Return the loss at the end for decays over the last shares of the steps."""
+        theta = np.repeat(self.start[None], len(shares), axis=0)
+        begin = np.array([self.steps - round(share * self.steps) for share in shares])
+        for t in range(self.steps):
+            left = np.minimum(1, (self.steps - 1 - t) / (self.steps - begin))
+            theta = theta - self.lr * left[:, None] * (self.gradient(theta) + self.noise[t])
+        return self.loss(theta)
+
+    def scheduled(self):
+        """Return the loss at the end with a `Cooldown`, and at which step the decay began."""
+        p = nn.Parameter(torch.tensor(self.start))
+        optimizer = torch.optim.SGD([p], lr=self.lr)
+        scheduler = eq.Cooldown(optimizer, total_steps=self.steps)
+        for t in range(self.steps):
+            theta = p.detach().numpy()
+            loss = self.loss(theta) * self.factors[t]
+            p.grad = torch.from_numpy(self.gradient(theta) + self.noise[t])
+            optimizer.step()
+            scheduler.step(float(loss))
+        begun = [decision.step for decision in scheduler.decisions if decision.lowered]
+        return self.loss(p.detach().numpy()), begun[0]
+
+
+@pytest.mark.slow
+def test_it_ends_nearly_as_low_as_the_best_share_in_many_trainings():
+    """200 trainings with loss noise of 0.1 to 5 times the loss, seeds that nothing was tuned on.
+
+    A fixed tenth has a median of 1.02 and a ninth decile of 2.3, a fixed fifth 1.08 and 1.6.
+    """
+    shares = (0.5, 0.4, 0.3, 0.2, 0.1)
+    ratios, early = [], 0
+    for seed in range(1000, 1200):
+        run = Synthetic(seed, steps=1500)
+        fixed = run.fixed(shares)
+        end, begun = run.scheduled()
+        ratios.append(end / fixed.min())
+        early += begun < 300 and fixed.argmin() > 0
+    median, ninth = np.percentile(ratios, [50, 90])
     assert early <= 2
+    assert median <= 1.1
+    assert ninth <= 1.5

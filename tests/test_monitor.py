@@ -207,6 +207,32 @@ def test_an_epoch_of_a_multiple_of_16_batches_with_a_small_last_one():
     assert reading.right == pytest.approx(exact, rel=0.15)
 
 
+def test_a_learning_rate_of_period_16():
+    """It goes from 0.02 to 0.18 and back, and steps weigh by it.
+
+    ηR is then proportional to η², and over 512 samples in random phases the weighted mean has a
+    relative standard error of 2.0 %: 10 % is exceeded once in a million seeds.
+    """
+    generator = torch.Generator().manual_seed(0)
+    theta = nn.Parameter(torch.zeros(40))
+    optimizer = SGD([theta], lr=0.1)
+    schedule = torch.optim.lr_scheduler.CyclicLR(
+        optimizer, 0.02, 0.18, step_size_up=8, cycle_momentum=False
+    )
+    monitor = eq.Monitor(optimizer, every=16)
+    theta.grad, rates, sizes = torch.zeros(40), [], []
+    for _ in range(16_384):
+        theta.grad.normal_(generator=generator).add_(theta.detach())
+        rates.append(optimizer.param_groups[0]["lr"])
+        sizes.append(theta.grad.square().sum())
+        optimizer.step()
+        schedule.step()
+    reading = monitor.reading()
+    lrs = torch.tensor(rates[-reading.count :])
+    exact = (lrs**2 * torch.stack(sizes[-reading.count :]) / 2).sum() / lrs.sum()
+    assert reading.right == pytest.approx(exact.item(), rel=0.1)
+
+
 def test_measured_positions_are_spread_evenly():
     """8,000 blocks: each of 16 positions 500 times ± 22. Five deviations: once in 100,000 seeds."""
     counts = torch.bincount(torch.tensor([measured_position(b, 16) for b in range(8000)]))

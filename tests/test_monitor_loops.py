@@ -117,6 +117,44 @@ def test_a_model_that_is_converted_begins_a_new_window(form, dtype, every):
     loop.check(1e-6 if dtype is torch.float64 else 1e-5)
 
 
+def test_a_state_that_is_saved_after_a_conversion_begins_again():
+    """Before the next measured step, too: the relation of another dtype is another one."""
+    loop = Loop(FORMS["momentum"], 16, torch.float32)
+    forecaster = eq.Forecaster(loop.optimizer)
+    loop.run(40)
+    loop.model.bfloat16()
+    assert loop.monitor.reading().count > 0
+    with forecaster.averaged():
+        assert {p.dtype for p in loop.model.parameters()} == {torch.bfloat16}
+        assert all(p.isfinite().all() for p in loop.model.parameters())
+    state = copy.deepcopy(loop.monitor.state_dict())
+    assert forecaster.state_dict()["products"]["taken"] == 0
+    other = Loop(FORMS["momentum"], 16, torch.bfloat16)
+    other.monitor.load_state_dict(state)
+    assert other.monitor.reading().count == 0
+    assert other.monitor.step == 40
+
+
+@everies
+@pytest.mark.parametrize("form", ["plain", "momentum"])
+def test_parameters_that_are_given_another_shape_begin_a_new_window(form, every):
+    theta = nn.Parameter(torch.ones(30))
+    optimizer = FORMS[form]([theta])
+    watchers = eq.Monitor(optimizer, every=every), eq.Forecaster(optimizer, every=every)
+    for size in (30, 10):
+        theta.data = torch.ones(size)
+        optimizer.state.clear()
+        with watchers[1].averaged():
+            assert theta.tolist() == [1.0] * size
+        for _ in range(2 * every):
+            theta.grad = torch.ones(size)
+            optimizer.step()
+    assert watchers[0].reading().count < 2 * every
+    with watchers[1].averaged():
+        assert theta.shape == (10,)
+        assert theta[0] < 1
+
+
 @everies
 def test_parameters_that_are_given_new_memory(every):
     loop = Loop(FORMS["plain"], every)

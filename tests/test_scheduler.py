@@ -65,7 +65,8 @@ def test_it_is_a_torch_scheduler_and_lowers_at_equilibrium():
 
 
 def test_each_group_keeps_its_own_learning_rate_and_bound():
-    run = Balanced(lrs=(0.5, 0.2, 0.1), factor=0.5, min_lr=[0.0, 0.15, 0.3])
+    with pytest.warns(UserWarning, match=r"min_lr=0.3 is above the learning rate 0.1 .* group 2"):
+        run = Balanced(lrs=(0.5, 0.2, 0.1), factor=0.5, min_lr=[0.0, 0.15, 0.3])
     for expected in ([0.25, 0.15, 0.1], [0.125, 0.15, 0.1]):
         run.train()
         run.scheduler.step()
@@ -306,6 +307,33 @@ def test_steps_that_are_never_seen_are_warned_of_once():
     with pytest.warns(UserWarning, match=r"no optimizer step was seen in 50 calls .* eq.measure"):
         loop()
     assert run.lrs() == [0.5]
+
+
+def test_compiled_steps_are_warned_of_at_the_third_call():
+    run = Balanced()
+    run.scheduler.step()
+    with torch.no_grad():
+        run.optimizer.param_groups[0]["params"][0].mul_(0.5)  # as a step without hooks does
+    run.scheduler.step()
+    with pytest.warns(UserWarning, match=r"no optimizer step was seen.*eq.measure\(optimizer\)"):
+        run.scheduler.step()
+
+
+def test_a_scheduler_that_undoes_a_lowering_is_told_once():
+    run = Balanced(factor=0.5)
+    other = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda step: 1.0)
+
+    def loop():
+        for _ in range(6):
+            run.train()
+            run.scheduler.step()
+            other.step()
+
+    with pytest.warns(
+        UserWarning, match=r"lowered to 0.25, but something has set it to 0.5"
+    ) as told:
+        loop()
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_once_shows_everything_that_was_recorded(tmp_path, width, monkeypatch, c
         "learning rate 0.1",
         "a cooldown would end at 0.142 ± 0.013",
         "forecast a cooldown over 1,500 steps would end at 0.142 ± 0.013; now 0.167, staying 0.161",
-        "reason 6",
+        "last decision, at step 599, lr 0.1 reason 6",
         "lowered 1 ×, last at step 399: reason 4",
         "layers by |L/R − 1|, 8 of 10",
         "block.0.weight 1",

@@ -45,3 +45,20 @@ def test_a_state_that_one_process_saves_has_the_losses_of_all(processes):
     window = slice(steps // 2, None)
     for found in processes.run(sharded.shared_losses, steps):
         assert found[window] == pytest.approx([1.5 * step for step in range(steps)][window])
+
+
+@pytest.mark.parametrize("decided", [sharded.decided_on_one_rank, sharded.decided_in_turns])
+def test_all_decide_alike_whoever_hands_a_loss_over(processes, decided):
+    """With a forecast: it needs the losses that the other processes hand over."""
+    (rates, reason), *others = processes.run(decided, 1000)
+    assert "would end at" in reason
+    assert rates[-1] < 0.01
+    for found, why in others:
+        assert found == rates
+        assert why == reason
+
+
+@pytest.mark.parametrize("what", ["losses", "closures"])
+def test_all_are_told_if_only_one_calls(processes, what):
+    for error in processes.run(sharded.told_on_one_rank, what, STEPS):
+        assert "not handed over at the same calls on all processes" in error

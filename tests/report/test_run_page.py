@@ -7,11 +7,15 @@ from html import escape
 from importlib.resources import files
 
 import pytest
+import torch
 from support.browser import CHROMIUM, result
 
+import equilibrate as eq
 from equilibrate.cli import main
 from equilibrate.record.jsonl import Writer
-from equilibrate.report.page import facts, layer_table, render
+from equilibrate.report.live import view
+from equilibrate.report.page import data as data_of
+from equilibrate.report.page import decision_table, facts, layer_table, render
 from equilibrate.report.run import Run, load
 
 ROWS = 60
@@ -165,6 +169,29 @@ def test_a_lowering_lies_at_its_own_step_on_every_axis(data):
     assert rates["x"]["step"][place - 1 : place + 3] == [1900, 1950, 1950, 2000]
     assert rates["values"][0][place - 1 : place + 3] == [0.1, 0.1, 0.05, 0.05]
     assert data["reasons"][19] == "Lowered at step 1,950: equilibrated <at> 20"
+
+
+def test_a_cooldown_begins_at_its_own_step_and_rate(tmp_path):
+    """At step 72 with 0.1, not at the next row, at step 80 with 0.0556."""
+    theta = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([theta], lr=0.1)
+    scheduler = eq.Cooldown(optimizer, total_steps=90)
+    with eq.Recorder(tmp_path, scheduler, every=40) as recorder:
+        for _ in range(90):
+            theta.grad = torch.ones(3)
+            optimizer.step()
+            scheduler.step(1.0)
+            recorder.record()
+    run = load(recorder.path)
+    assert run is not None
+    assert [row["step"] for row in run.rows] == [40, 80]
+    shown = data_of(run)
+    assert (shown["lowerings"]["x"]["step"], shown["lowerings"]["lrs"]) == ([72], [[0.1]])
+    assert shown["rates"]["x"]["step"] == [40, 72, 72, 80]
+    assert shown["rates"]["values"][0] == pytest.approx([0.1, 0.1, 0.1, 1 / 18], rel=1e-5)
+    (row,) = decision_table(run.lowerings)[1]
+    assert row[:2] == ("72", "0.1")
+    assert "last decision, at step 72, lr 0.1\n" in view(run, width=80)
 
 
 def test_the_table_of_layers(run, html):

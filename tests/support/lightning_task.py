@@ -128,7 +128,7 @@ def main(mode: str, folder: str) -> None:
     weights = [p.detach() for p in task.parameters()]
     rows = {step: str(row) for step, row in notes.rows.items()}
     watching.forecaster.share_losses()
-    compared = watching.forecaster.state_dict()["differences"]["values"]
+    compared = watching.forecaster.state_dict()["comparisons"]["values"]
     torch.save((weights, rows, compared), Path(folder, f"{mode}-{rank}.pt"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -121,3 +123,62 @@ def shared_losses(steps):
         scheduler.step(torch.tensor(float(step * dist.get_rank())))
     scheduler.share_losses()
     return scheduler.state_dict()["forecaster"]["losses"]["rows"][:steps, 0].tolist()
+
+
+def decided(handed, steps):
+    """Learning rates of a process whose losses are only handed over at some calls.
+
+    Args:
+        handed: Whether to hand a loss over, given the rank and the step.
+        steps: Length of the training.
+    """
+    random = torch.Generator().manual_seed(0)  # gradients are the same on all processes
+    theta = nn.Parameter(torch.zeros(40))
+    optimizer = torch.optim.SGD([theta], lr=0.1)
+    scheduler = eq.Cooldown(optimizer, steps)
+    rates = []
+    with warnings.catch_warnings(action="ignore"):  # of processes without any loss
+        for step in range(steps):
+            noise = torch.randn(40, generator=random)
+            theta.grad = theta.detach() + noise
+            loss = 0.5 * theta.detach().square().sum() + noise @ theta.detach()
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step(loss if handed(dist.get_rank(), step) else None)
+    return rates, scheduler.last_decision.reason
+
+
+def on_one_rank(rank, step):
+    return rank == 1
+
+
+def in_turns(rank, step):
+    return step % 4 == rank
+
+
+def decided_on_one_rank(steps):
+    return decided(on_one_rank, steps)
+
+
+def decided_in_turns(steps):
+    return decided(in_turns, steps)
+
+
+def told_on_one_rank(what, steps):
+    """The error of each process if only one hands over losses of sharded parameters."""
+    model = STRATEGIES["FSDP2"](network())
+    optimizer = optimizer_for(model, "momentum")
+    forecaster = eq.Forecaster(optimizer, every=1)
+
+    def after_step():
+        if dist.get_rank() == 1:
+            forecaster.update(1.0, lambda: 0.5)
+        elif what == "closures":
+            forecaster.update(1.0)
+
+    train(model, optimizer, steps, after_step=after_step, **part_of("FSDP2"))
+    try:
+        forecaster.forecast(HORIZON)
+    except RuntimeError as error:
+        return str(error)
+    return None

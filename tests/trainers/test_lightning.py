@@ -334,7 +334,7 @@ def everything(callback, folder, **options):
 
 
 def compared(forecaster):
-    return forecaster.state_dict()["differences"]["values"]
+    return forecaster.state_dict()["comparisons"]["values"]
 
 
 @pytest.mark.parametrize(

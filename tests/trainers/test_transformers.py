@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LinearLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 import equilibrate as eq
+from equilibrate.forecast.running_mean import RunningMean
 from equilibrate.integrations.transformers import CooldownCallback, FDRCallback, MonitorCallback
 
 pytestmark = [
@@ -239,7 +240,7 @@ class DelicateTrainer(Trainer):
 
 
 def compared(forecaster):
-    return [value for [value] in forecaster.state_dict()["differences"]["values"]]
+    return [value for [value] in forecaster.state_dict()["comparisons"]["values"]]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_the_same_loss_is_compared(micro_batches, scaled, tmp_path, monkeypatch)
             batches, _ = super().get_batch_samples(*args, **kwargs)
             return batches, sum(len(batch["labels"]) for batch in batches)
 
-    monkeypatch.setattr(eq.Forecaster, "_exchange", lambda self: nullcontext())
+    monkeypatch.setattr(RunningMean, "exchange", lambda self: nullcontext())
     model, callback = Net(), MonitorCallback(forecast=True)
     model.net[2] = torch.nn.Identity()
     settings = {"model": model, "kind": Scaled, "epochs": 12, "learning_rate": 1e-9}

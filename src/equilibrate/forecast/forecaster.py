@@ -20,10 +20,10 @@ from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers
 from equilibrate.watching.rates import Scalar, learning_rate
-from equilibrate.watching.sharding import over_processes
+from equilibrate.watching.sharding import are_alike, over_processes
 from equilibrate.watching.watcher import Watcher
 
-_DIFFERENCES = 256
+_COMPARISONS = 256
 """Comparisons that are kept."""
 _CHANGES = 1024
 """Changes of the learning rate that are kept."""
@@ -211,7 +211,8 @@ class Forecaster(Watcher):
         """
         self._check_model(model)
         self.follow_parameters()
-        self._begin_again_if_not_finite(self._mean.totals())
+        if not self._mean.is_finite():
+            self._forget_mean()
         with kept_buffers(model or self._model), self._mean.exchange():
             yield
 
@@ -221,10 +222,11 @@ class Forecaster(Watcher):
         A checkpoint that one process writes otherwise holds its own losses since the last forecast,
         and its own comparisons. Every process must call it.
         """
+        self._agree()
         self._losses.share()
-        own = self._differences.cpu()
+        own = self._pairs.cpu()
         if (total := over_processes(own)) is not own:
-            self._differences.copy_(total / over_processes(torch.ones(())))
+            self._pairs.copy_(total / over_processes(torch.ones(())))
 
     def reset(self) -> None:
         """Forget everything measured so far, the mean included. The step counter keeps running."""
@@ -239,13 +241,13 @@ class Forecaster(Watcher):
         the state of an optimizer it is not copied: to return to a state later without saving it,
         keep a `copy.deepcopy` of it. If parameters are sharded, every process must call it.
         """
-        self.follow_parameters()
+        self.follow_parameters(converted=True)  # a state has one dtype
         return {
             **self._counters(),
             "horizon": self._horizon,
             "due": self._due,
             **self._mean.state_dict(),
-            "differences": self._compared.state_dict(self._differences[:, None]),
+            "comparisons": self._compared.state_dict(self._pairs),
             "losses": self._losses.state_dict(),
             "rates": [[step, *map(float, lrs)] for step, lrs in self._rates],
         }
@@ -257,8 +259,8 @@ class Forecaster(Watcher):
         rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
         self._rates = deque(rates, maxlen=_CHANGES)
         self._mean.load_state_dict(state_dict)
-        rows = self._compared.load_state_dict(state_dict["differences"], width=1)
-        self._differences = torch.tensor(rows, dtype=torch.float64)[:, 0].to(self._mean.device)
+        rows = self._compared.load_state_dict(state_dict["comparisons"], width=2)
+        self._pairs = torch.tensor(rows, dtype=torch.float64).to(self._mean.device)
         self._losses.load_state_dict(state_dict["losses"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -325,15 +327,16 @@ class Forecaster(Watcher):
 
     def _forget_mean(self) -> None:
         self._mean = RunningMean(self._parameters, self._optimizer, self._step, self._every)
-        self._compared = SampleLog(_DIFFERENCES)
-        self._differences = torch.zeros(_DIFFERENCES, dtype=torch.float64, device=self._mean.device)
+        self._compared = SampleLog(_COMPARISONS)
+        self._pairs = torch.zeros(_COMPARISONS, 2, dtype=torch.float64, device=self._mean.device)
+        """The loss of a mini-batch at the parameters and at their mean, for each comparison."""
         self._due = self._step + _BETWEEN
         """Step of the next comparison."""
 
     @torch.no_grad()
     def _compare(self, loss: float | Tensor, closure: Callable[[], Any]) -> None:
         """Compare the loss at the parameters with that at their mean."""
-        self._due = self._step + max(_BETWEEN, self.since_reset // _DIFFERENCES)
+        self._due = self._step + max(_BETWEEN, self.since_reset // _COMPARISONS)
         self.follow_parameters()
         devices = {p.device for p in self._parameters.params if p.device.type != "cpu"}
         kind = next(iter(devices)).type if devices else "cuda"
@@ -344,11 +347,11 @@ class Forecaster(Watcher):
         ):
             value = check_loss(closure())
         row = self._compared.add(self._step, self._mean.age(self._step))
-        own, mean = (
-            torch.as_tensor(number).detach().reshape(()).to(self._differences, non_blocking=True)
-            for number in (loss, value)
-        )
-        torch.sub(own, mean, out=self._differences[row])
+        for number, out in zip((loss, value), self._pairs[row], strict=True):
+            if isinstance(number, Tensor):
+                out.copy_(number.detach().reshape(()), non_blocking=True)
+            else:
+                out.fill_(number)
 
     # Forecasts --------------------------------------------------------------------------------
 
@@ -378,13 +381,20 @@ class Forecaster(Watcher):
         """
         self.follow_parameters()
         shared |= self._parameters.layout.processes > 1
-        differences = self._differences.cpu()
+        agree = not shared or self._agree()
+        pairs = self._pairs.cpu()
         if shared:
-            differences = over_processes(differences) / over_processes(torch.ones(()))
+            pairs = over_processes(pairs) / over_processes(torch.ones(()))
+        own, averaged = pairs.numpy().T
         ago, losses, counts = self._losses.blocks(shared=shared)
         totals = self._mean.totals()
-        if self._begin_again_if_not_finite(totals):
-            return "parameters or gradients were not finite, so the averages begin again"
+        if shared:
+            totals = over_processes(totals) / over_processes(torch.ones(()))
+        if not (agree and self._mean.was_finite(totals)):
+            self._forget_mean()
+            why = "parameters or gradients were not finite"
+            why = why if agree else "the processes have not sampled the same steps"
+            return f"{why}, so the averages begin again"
         if not self.is_attached and not self._mean.taken:
             return "nothing is measured any more"
         since = self.constant_since()
@@ -400,7 +410,7 @@ class Forecaster(Watcher):
             losses[inside],
             counts[inside],
             self._mean.samples(totals, since),
-            self._compared.samples(differences.numpy(), since),
+            self._compared.samples(own - averaged, since, own),
         )
         return outcomes(history, horizon)
 
@@ -412,16 +422,23 @@ class Forecaster(Watcher):
             return max(1, round(horizon * self.since_reset))
         return check_steps("horizon, if it is not a share below 1,", horizon)
 
-    def _begin_again_if_not_finite(self, totals: Tensor) -> bool:
-        """Forget the mean if it is not finite.
+    def _agree(self) -> bool:
+        """Return whether all processes, each of which must call it, have sampled the same steps.
 
-        Returns:
-            Whether it was forgotten.
+        Raises:
+            RuntimeError: On all of them, if what was handed over does not fit together.
         """
-        is_finite = self._mean.is_finite(totals)
-        if not is_finite:
-            self._forget_mean()
-        return not is_finite
+        samples = self._step, self.constant_since(), self._mean.taken, self._mean.last
+        handed = self._losses.calls, self._compared.taken
+        same_calls, same_closures, *others = are_alike([*handed, *samples])
+        agree = all(others)
+        if not same_calls or (agree and not same_closures):
+            raise RuntimeError(
+                "losses or closures were not handed over at the same calls on all processes: call "
+                "step() or update() on each of them after every optimizer step, without a loss "
+                "where there is none, and pass a closure on all of them or on none"
+            )
+        return agree
 
     def _check_model(self, model: Any) -> None:
         if not isinstance(model, nn.Module | None):

@@ -32,6 +32,8 @@ class Losses:
 
     def restart(self) -> None:
         """Forget all losses."""
+        self.calls = 0
+        """Calls of `add` since then, each of which is a step."""
         self._given: list[bool] = []
         if self._window is not None:
             self._window.reset()
@@ -51,6 +53,7 @@ class Losses:
             else:
                 slot.fill_(checked)
         self._given.append(loss is not None)
+        self.calls += 1
         if len(self._given) == _PENDING:
             self._settle()
 
@@ -80,10 +83,8 @@ class Losses:
         if self._window is None:
             return
         own = self._window.rows().cpu()
-        total = over_processes(own)
-        if total is not own:
-            scale = own[:, 1:] / total[:, 1:].clamp(min=1)
-            self._window.rows().copy_(total * scale)
+        if (total := over_processes(own)) is not own:  # also where this process has no loss
+            self._window.rows().copy_(total / over_processes(torch.ones(())))
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state; None before the first loss."""
@@ -96,6 +97,7 @@ class Losses:
         self.restart()
         if state is not None:
             self._allocate(state["rows"].device).load_state_dict(state)
+            self.calls = int(state["lengths"].sum() + state["dropped"])
 
     def _allocate(self, device: torch.device) -> Window:
         """Keep losses on a device, those that there are included.

@@ -23,7 +23,12 @@ the run makes progress the mean lags behind by its age:
 On one mini-batch this difference has far less noise than either loss. From gradients alone,
 ½(θ − m)·g is N less half of that lag on a quadratic; networks are steeper, so N is a little less.
 The mean ends n/3 steps of progress behind, which is what makes κ = 2/3. On a quadratic it would be
-1/2; for networks 2/3 was measured.
+1/2; language models were near 2/3, networks for images near 1.
+
+The steps at which losses are compared may by chance have mini-batches, or parameters, of a higher
+loss than others. The loss of every step is known, so this is corrected for: N is the intercept of
+the regression of the differences on the excess of the compared losses over the curve of all losses.
+Where the noise is most of the loss this halves the error.
 
 A mean has one age, and cooldowns have many lengths: N grows slowly with n, as n^0.15 in what was
 measured.
@@ -32,7 +37,6 @@ measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +44,7 @@ import torch
 
 from equilibrate import estimates
 from equilibrate.estimates import Estimate
-from equilibrate.forecast.progress import STARTS, Progress, fit, longest_agreeing
+from equilibrate.forecast.progress import Progress, fit
 
 KEPT = 2 / 3
 """Share of the progress that a linear cooldown keeps."""
@@ -53,11 +57,11 @@ GROWTH = 0.15
 """Power of the length of a cooldown with which the noise grows that it removes."""
 _STEEPNESS = 0.9
 """What ½(θ − m)·g is multiplied by: the loss is steeper than a quadratic along the fluctuations."""
-_UNKNOWN, _UNEQUAL = 0.17, 0.15
-"""Relative standard errors of the noise beyond those of the samples: because a cooldown is not just
-a mean, and because of the steepness. Chosen such that 95 % intervals cover on the runs that the
-forecast was tuned on."""
-_FEWEST = 4
+_UNEQUAL, _UNLIKE, _UNSURE = 0.15, 0.12, 0.25
+"""Standard errors beyond those of samples and losses: of the steepness and of the noise, as shares
+of them, because a cooldown is not just a mean; and of κ. Chosen such that 95 % intervals cover on
+the runs that the forecast was tuned on."""
+_FEWEST = 6
 """Samples without which there is no error bar."""
 
 
@@ -68,6 +72,8 @@ class Samples:
     steps: np.ndarray
     values: np.ndarray
     ages: np.ndarray
+    losses: np.ndarray | None = None
+    """The loss of each of these steps, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +120,17 @@ class Outcomes:
         step, horizon = self.progress.step, self.horizon
         fall, error = self.progress.fall(step + than[0] * horizon, step + kept * horizon)
         more = removed - than[1]
+        unsure = _doubt(kept) - _doubt(than[0])
+        if unsure:
+            unsure *= self.progress.fall(step, step + horizon)[0]
         return _estimate(
-            fall + more * self.noise.value, math.hypot(error, more * self.noise.stderr)
+            fall + more * self.noise.value, math.hypot(error, unsure, more * self.noise.stderr)
         )
+
+
+def _doubt(kept: float) -> float:
+    """Return the standard error of a share of the progress: none of staying, none of stopping."""
+    return _UNSURE * (1 - kept) / (1 - KEPT) if kept > 0 else 0.0
 
 
 def shares(lr: float, batch: float) -> tuple[float, float]:
@@ -142,43 +156,36 @@ def outcomes(history: History, horizon: int) -> Outcomes | str:
     Returns:
         The outcomes, or the reason why there are none.
     """
-    progress = fit(history.steps, history.losses, history.counts, history.step, horizon)
+    progress = fit(history.steps, history.losses, history.counts, history.step)
     if progress is None:
         return f"{int(history.counts.sum())} losses are too few"
-    values = _noise(history.differences, progress, horizon)
-    gradients = _noise(history.products, progress, horizon)
-    parts = [
-        (factor * part.value, factor * math.hypot(part.stderr, own * part.value))
-        for part, factor, own in ((values, 1.0, 0.0), (gradients, _STEEPNESS / 2, _UNEQUAL))
-        if part is not None
-    ]
-    if not parts:
+    noise = _noise(history.differences, progress, horizon)
+    unlike = _UNLIKE
+    if noise is None and (sampled := _noise(history.products, progress, horizon)) is not None:
+        noise, unlike = sampled.scaled(_STEEPNESS / 2), math.hypot(_UNLIKE, _UNEQUAL)
+    if noise is None:
         return "too few gradients were sampled that are finite and not zero"
-    weights = np.array([1 / max(error, 1e-300) ** 2 for _, error in parts])
-    value = float(weights @ [value for value, _ in parts] / weights.sum())
-    error = math.hypot(weights.sum() ** -0.5, _UNKNOWN * value)
-    return Outcomes(horizon, progress, _estimate(value, error))
+    error = math.hypot(noise.stderr, unlike * noise.value)
+    return Outcomes(horizon, progress, _estimate(noise.value, error))
 
 
 def _noise(samples: Samples, progress: Progress, horizon: int) -> Estimate | None:
-    """Return the mean of samples, each corrected for the lag of its mean and for its age."""
+    """Return the noise from samples over the later half of the steps, or None if they are too few.
 
-    def candidates() -> Iterator[tuple[float, float, Estimate]]:
-        for share in STARTS:
-            begin = max(share * progress.step, progress.start)
-            chosen = (samples.steps >= begin) & np.isfinite(samples.values)
-            values, steps, ages = (
-                column[chosen] for column in (samples.values, samples.steps, samples.ages)
-            )
-            if len(values) < _FEWEST or not values.any():
-                continue
-            pairs = zip(steps.tolist(), ages.tolist(), strict=True)
-            lags = [progress.fall(step - age, step)[0] for step, age in pairs]
-            scale = (_AGE * horizon / np.maximum(ages, 1.0)) ** GROWTH
-            mean = estimates.mean(torch.from_numpy((values + lags) * scale))
-            yield mean.value, mean.stderr, mean
-
-    return longest_agreeing(candidates())
+    Each of them is corrected for the lag of its mean and for its age.
+    """
+    chosen = (samples.steps >= progress.step / 2) & np.isfinite(samples.values)
+    steps, values, ages = (a[chosen] for a in (samples.steps, samples.values, samples.ages))
+    if len(values) < _FEWEST or not values.any():
+        return None
+    curve = progress.past(steps)
+    noise = values + progress.past(steps - ages) - curve
+    if samples.losses is not None:
+        excess = samples.losses[chosen] - curve
+        spread = excess - excess.mean()
+        noise -= excess * (spread @ noise) / max(spread @ spread, 1e-300)
+    scale = (_AGE * horizon / np.maximum(ages, 1.0)) ** GROWTH
+    return estimates.mean(torch.from_numpy(noise * scale))
 
 
 def _estimate(value: float, stderr: float) -> Estimate:

@@ -1,68 +1,101 @@
-"""How the loss falls at a constant learning rate, from its past alone.
+r"""How the loss falls at a constant learning rate, from its past alone.
 
-Losses of mini-batches are noisy, and a training slows down. A slope over a short time is uncertain,
-and a straight line over a long one is wrong. Over a window that ends now the loss is taken as
+Losses of mini-batches are noisy, and a training slows down. Let time run as
 
-    f(u) = f(t) − b · (1 − (u/t)^−p)/p            (p = 0: the logarithm)
+    z(u) = (1 − (u/t)^−p)/p            (p = 0: the logarithm)
 
-The power p is hardly known from a window, so curves with several powers are averaged, each with the
-weight that the losses give it. Neither is it known how far back the losses obey one law: the window
-is the longest of three that agrees with the shorter ones, as in Lepski's method.
+so that a straight line in z is a fall as the power −p of the number of steps u. The loss is taken
+as a curve whose slope in z wanders at random (an integrated Wiener process, whose best curve is a
+smoothing spline), observed with noise. Its posterior is Gaussian: it continues with the present
+slope, and its error grows with how much the slope has changed in the past. How much that is, and
+the power p, are hardly known from one run: curves for several of both are averaged, each with the
+weight that the losses give it (the restricted likelihood).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
 
-T = TypeVar("T")
-_POWERS = (-0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-STARTS = (0.75, 0.6, 0.5)
-"""Beginnings of windows as shares of the steps so far."""
+_POWERS = (0.0, 0.5, 1.0, 2.0)
+_WANDERING = (0.0, 1.0, 1e1, 1e2, 1e3, 1e4, 1e5)
+"""By how much the variance of the slope grows with z, in units of the variance of a group."""
 _GROUPS = 40
-"""Into how many groups the losses of a window are cut at most."""
+"""Into how many groups the losses are cut at most."""
 _FEWEST = 8
 """Groups that a curve needs: two for itself, and some for its error."""
-_WIDENED = 1.5
-"""By how much the error of a curve is larger than the scatter around it tells: the law itself is
-not known. Chosen such that 95 % intervals cover on the runs that the forecast was tuned on."""
+_NEGLIGIBLE = 1e-3
+"""Weight below which a curve is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The loss as a function of the steps, at a constant learning rate."""
+    """The loss as a function of the steps, at a constant learning rate: a mixture of curves."""
 
     step: float
     """The present, in steps."""
-    start: float
-    """Where the window begins that the curve was fitted to."""
-    now: float
-    """The loss at present."""
-    stderr: float
-    """Its standard error."""
-    fits: tuple[tuple[float, float, float, float], ...]
-    """Power, weight, b and its standard error of each curve."""
+    weights: np.ndarray
+    """Weight of each curve; they add up to one."""
+    powers: np.ndarray
+    """Its power p."""
+    means: np.ndarray
+    """Loss, and its derivative with respect to z, at present."""
+    covariances: np.ndarray
+    """Their covariance."""
+    wandering: np.ndarray
+    """By how much the variance of the slope grows with z."""
+    lines: np.ndarray
+    """z, loss and slope at the first group, k = 0."""
+    groups: np.ndarray
+    """k of each group."""
+    deviations: np.ndarray
+    """By how much each group draws the curve away from its line."""
+
+    @property
+    def now(self) -> float:
+        """The loss at present."""
+        return float(self.weights @ self.means[:, 0])
+
+    @property
+    def stderr(self) -> float:
+        """The standard error of `now`."""
+        return self._mixed(self.means[:, 0], self.covariances[:, 0, 0])[1]
+
+    def past(self, steps: np.ndarray) -> np.ndarray:
+        """Return the loss at some steps of the past."""
+        x = np.maximum(np.asarray(steps) / self.step, 0.05)
+        begin, loss, slope = self.lines.T[..., None]
+        k = _bend(x, self.powers) - begin
+        drawn = _covariance(k[:, :, None], self.groups[:, None, :]) @ self.deviations[..., None]
+        return self.weights @ (loss + slope * k + drawn[..., 0])
 
     def fall(self, begin: float, end: float) -> tuple[float, float]:
-        """Return by how much the loss falls from one step to another, and its standard error."""
-        begin, end = max(begin, 0.05 * self.step), max(end, 0.05 * self.step)
-        terms = [
-            (weight, b * span, error * span)
-            for power, weight, b, error in self.fits
-            for span in [_bend(end / self.step, power) - _bend(begin / self.step, power)]
-        ]
-        value = sum(weight * fall for weight, fall, _ in terms)
-        variance = sum(weight * ((fall - value) ** 2 + se**2) for weight, fall, se in terms)
-        return float(value), _WIDENED * math.sqrt(variance)
+        """Return by how much the loss falls, and its standard error.
+
+        Args:
+            begin: The first step, now or later.
+            end: The last step.
+        """
+        if begin > end:
+            value, error = self.fall(end, begin)
+            return -value, error
+        first, last = _bend(np.array([begin, end]) / self.step, self.powers).T
+        span = last - first
+        # Of ∫B from `first` to `last`, where B is a Wiener process that is zero at present.
+        wandered = span**2 * (first + span / 3)
+        variances = span**2 * self.covariances[:, 1, 1] + self.wandering * wandered
+        return self._mixed(-self.means[:, 1] * span, variances)
+
+    def _mixed(self, values: np.ndarray, variances: np.ndarray) -> tuple[float, float]:
+        """Return mean and standard error of the mixture, given those of each curve."""
+        value = float(self.weights @ values)
+        variance = float(self.weights @ (variances + (values - value) ** 2))
+        return value, math.sqrt(max(0.0, variance))
 
 
-def fit(
-    steps: np.ndarray, losses: np.ndarray, counts: np.ndarray, step: int, ahead: float
-) -> Progress | None:
+def fit(steps: np.ndarray, losses: np.ndarray, counts: np.ndarray, step: int) -> Progress | None:
     """Return the curve through the losses so far.
 
     Args:
@@ -70,88 +103,88 @@ def fit(
         losses: Mean losses.
         counts: Number of losses in each mean.
         step: Number of steps so far.
-        ahead: By how many steps the curve will be continued. The windows must agree on the fall of
-            the loss over them.
 
     Returns:
         The curve; None if there are too few losses.
     """
-
-    def candidates() -> Iterator[tuple[float, float, Progress]]:
-        for share in STARTS:
-            inside = steps > share * step
-            found = _fit_window(steps[inside], losses[inside], counts[inside], step)
-            if found is not None:
-                value, error = found.fall(step, step + ahead)
-                yield value, error / _WIDENED, found
-
-    return longest_agreeing(candidates())
-
-
-def longest_agreeing(candidates: Iterable[tuple[float, float, T]]) -> T | None:
-    """Return the candidate of the longest window that agrees with those of all shorter ones.
-
-    A longer window has less noise, a shorter one less bias. This is Lepski's method: windows become
-    longer until their interval of one standard error has no point in common with the others.
-
-    Args:
-        candidates: A value, its standard error and what to return, the shortest window first.
-    """
-    best, low, high = None, -math.inf, math.inf
-    for value, error, found in candidates:
-        low, high = max(low, value - error), min(high, value + error)
-        if low > high:
-            break
-        best = found
-    return best
-
-
-def _fit_window(
-    steps: np.ndarray, losses: np.ndarray, counts: np.ndarray, step: int
-) -> Progress | None:
-    """Return the curve through the losses of one window."""
-    if len(steps) < _FEWEST:
+    x, y, counts = _grouped(steps / step, losses, counts)
+    n = len(x)
+    if n < _FEWEST:
         return None
-    place = np.cumsum(counts) - counts / 2
-    group = (place * min(_GROUPS, len(steps)) / counts.sum()).astype(int)
-    weight = np.bincount(group, weights=counts)
-    used = weight > 0
-    weight = weight[used]
-    x = np.bincount(group, weights=counts * steps)[used] / weight / step
-    y = np.bincount(group, weights=counts * losses)[used] / weight
-    if len(x) < _FEWEST:
-        return None
-    fits, squares, nows = [], [], []
-    for power in _POWERS:
-        bends = _bend(x, power)
-        middle, level = np.average(bends, weights=weight), np.average(y, weights=weight)
-        spread = float(weight @ (bends - middle) ** 2)
-        b = -float(weight @ ((bends - middle) * y)) / spread
-        residuals = y - level + b * (bends - middle)
-        square = float(weight @ residuals**2)
-        variance = square / (len(x) - 2)
-        nows.append((level + b * middle, variance * (1 / weight.sum() + middle**2 / spread)))
-        fits.append((power, b, math.sqrt(variance / spread)))
-        squares.append(square)
-    # Bayes: the likelihood of each power, and one as the power that a priori is most likely.
-    chances = -len(x) / 2 * np.log(np.maximum(squares, 1e-300))
-    chances -= (np.array(_POWERS) - 1) ** 2 / 2
-    shares = np.exp(chances - chances.max())
-    shares /= shares.sum()
-    now = float(shares @ [value for value, _ in nows])
-    variance = float(shares @ [(value - now) ** 2 + var for value, var in nows])
+    powers, wandering = (grid.ravel() for grid in np.meshgrid(_POWERS, _WANDERING))
+    z = _bend(x, powers)
+    k = z - z[:, :1]
+    # Generalized least squares of level and slope at k = 0, for all curves at once.
+    covariance = wandering[:, None, None] * _covariance(k[:, :, None], k[:, None, :])
+    covariance[:, range(n), range(n)] += counts.mean() / counts
+    inverse = np.linalg.inv(covariance)
+    design = np.stack([np.ones_like(k), k], axis=2)
+    projected = _transposed(design) @ inverse
+    information = projected @ design
+    unknown = np.linalg.inv(information)
+    lines = unknown @ (projected @ y)[..., None]
+    residuals = y[:, None] - design @ lines
+    solved = inverse @ residuals
+    variance = np.maximum((_transposed(residuals) @ solved)[:, 0, 0] / (n - 2), 1e-300)
+    # Level and slope at present, k = −z₀.
+    now = -z[:, 0]
+    zeros, ones = np.zeros_like(now), np.ones_like(now)
+    to_now = _matrices([[ones, now], [zeros, ones]])
+    shared = np.stack([_covariance(now[:, None], k), k**2 / 2], axis=1) * wandering[:, None, None]
+    own = _matrices([[now**3 / 3, now**2 / 2], [now**2 / 2, now]]) * wandering[:, None, None]
+    means = (to_now @ lines + shared @ solved)[..., 0]
+    rest = to_now - shared @ inverse @ design
+    known = own - shared @ inverse @ _transposed(shared) + rest @ unknown @ _transposed(rest)
+    log_determinants = np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1]
+    chances = -(n - 2) / 2 * np.log(variance) - log_determinants / 2
+    weights = np.exp(chances - chances.max())
+    kept = weights > _NEGLIGIBLE * weights.sum()
     return Progress(
         step=float(step),
-        start=float(x[0] * step),
-        now=now,
-        stderr=math.sqrt(variance),
-        fits=tuple(
-            (power, float(share), b, error)
-            for share, (power, b, error) in zip(shares, fits, strict=True)
-        ),
+        weights=weights[kept] / weights[kept].sum(),
+        powers=powers[kept],
+        means=means[kept],
+        covariances=(variance[:, None, None] * known)[kept],
+        wandering=(variance * wandering)[kept],
+        lines=np.concatenate([z[:, :1], lines[..., 0]], axis=1)[kept],
+        groups=k[kept],
+        deviations=(wandering[:, None] * solved[..., 0])[kept],
     )
 
 
-def _bend(x: Any, power: float) -> Any:
-    """Return (1 − x^−p)/p of a number or of many, which is log x for p = 0."""
-    return np.log(x) if power == 0 else (1 - x**-power) / power
+def _grouped(
+    x: np.ndarray, y: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return means over groups with about as many losses each, and their numbers."""
+    if not counts.any():
+        return x[:0], y[:0], counts[:0]
+    place = np.cumsum(counts) - counts / 2
+    group = (place * min(_GROUPS, len(x)) / counts.sum()).astype(int)
+    total = np.bincount(group, weights=counts)
+    used = total > 0
+    means = [np.bincount(group, weights=counts * values)[used] / total[used] for values in (x, y)]
+    return means[0], means[1], total[used]
+
+
+def _matrices(rows: list[list[np.ndarray]]) -> np.ndarray:
+    """Return matrices from their elements, each of which has one number for each matrix."""
+    return np.moveaxis(np.array(rows), -1, 0)
+
+
+def _transposed(matrices: np.ndarray) -> np.ndarray:
+    return matrices.swapaxes(1, 2)
+
+
+def _covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the covariance of an integrated Wiener process that begins at zero.
+
+    Before zero the curve is its line, so there the covariance is zero.
+    """
+    low, high = np.maximum(np.minimum(a, b), 0), np.maximum(a, b)
+    return low**2 * (high - low) / 2 + low**3 / 3
+
+
+def _bend(x: np.ndarray, powers: np.ndarray) -> np.ndarray:
+    """Return (1 − x^−p)/p, which is log x for p = 0, of all x in a row for each power."""
+    p = np.where(powers == 0, 1.0, powers)[:, None]
+    return np.where(powers[:, None] == 0, np.log(x), (1 - x**-p) / p)

@@ -18,6 +18,7 @@ from equilibrate.watching.edits import exchanged
 from equilibrate.watching.means import Means, choose
 from equilibrate.watching.parameters import Bucket, ParameterSet
 from equilibrate.watching.sharding import distribute_like, local
+from equilibrate.watching.sums import norms
 
 _ROWS = 1024
 """Samples that are kept."""
@@ -55,11 +56,18 @@ class SampleLog:
         self._steps[self.last], self._ages[self.last] = step, age
         return self.last
 
-    def samples(self, values: np.ndarray, since: int) -> Samples:
-        """Return the samples that were taken after a step, given the values of all rows."""
+    def samples(self, values: np.ndarray, since: int, losses: np.ndarray | None = None) -> Samples:
+        """Return the samples that were taken after a step.
+
+        Args:
+            values: Values of all rows.
+            since: The step.
+            losses: Losses of all rows, if they are known.
+        """
         steps, ages = np.array(self._steps), np.array(self._ages)
         chosen = (np.arange(self._rows) < self.taken) & (steps >= since) & np.isfinite(ages)
-        return Samples(steps[chosen].astype(float), values[chosen], ages[chosen])
+        own = None if losses is None else losses[chosen]
+        return Samples(steps[chosen].astype(float), values[chosen], ages[chosen], own)
 
     def state_dict(self, values: Tensor) -> dict[str, Any]:
         """Return the state, with the values of all rows."""
@@ -121,6 +129,11 @@ class RunningMean:
         return self._log.taken
 
     @property
+    def last(self) -> int:
+        """The step of the last sample."""
+        return self._last
+
+    @property
     def device(self) -> torch.device:
         """The device of the first parameters."""
         return self._parts[0].samples.device
@@ -163,7 +176,15 @@ class RunningMean:
         values, made = totals.unbind(1)
         return self._log.samples(torch.where(made > 0.5, values, math.nan).numpy(), since)
 
-    def is_finite(self, totals: Tensor) -> bool:
+    def is_finite(self) -> bool:
+        """Return whether the mean is finite. If parameters are sharded, every process must call it.
+
+        The last sample does not tell if a tensor had no gradient, or the step was skipped.
+        """
+        sums = [part.norm() for part in self._parts]
+        return all(map(torch.isfinite, self._parameters.layout.total(sums)))
+
+    def was_finite(self, totals: Tensor) -> bool:
         """Return whether the last sample was finite, given `totals`."""
         return not self.taken or math.isfinite(totals[self._log.last, 0].item())
 
@@ -239,6 +260,12 @@ class _BucketMean:
         if self._kept is None:
             self._kept = choose(self.bucket.local(), 1, self.bucket.shares())
         return self._kept
+
+    def norm(self) -> Tensor:
+        """Return |m|² of this process's part; 0 before the first sample."""
+        if self._kept is None:
+            return self.samples.new_zeros(())
+        return norms(self._kept.tensors()[0]).sum()
 
     def save(self) -> None:
         """Copy the parameters before a step whose gradient is not known yet."""

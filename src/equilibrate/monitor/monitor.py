@@ -189,7 +189,7 @@ steps: it will not equilibrate in this run
         If parameters are sharded, every process must call it. The state is the same on all of them
         and may be loaded by any number of processes, or into a model that is not sharded.
         """
-        self.follow_parameters()
+        self.follow_parameters(converted=True)  # a state has one dtype
         parts = [part for ledger in self._ledgers for part in ledger.state_sums()]
         samples = [each.sums() for each in self._alignments]
         sums = iter(self._parameters.layout.total([*parts, *samples]))

@@ -160,10 +160,11 @@ def _forecast(run: Run, width: int, paint: Paint) -> list[str]:
 def _decisions(run: Run, width: int, paint: Paint) -> list[str]:
     if run.last_decision is None:
         return []
-    last = run.last_decision
-    words = f"at step {last['step']:,}: {last['reason']}"
-    lines = [paint("last decision", "bold"), *textwrap.wrap(words, width)]
-    if run.lowerings and not last.get("lowered"):
+    made = run.last_decision
+    lrs = ", ".join(map(format_number, made["lrs"]))
+    head = f"last decision, at step {made['step']:,}, lr {lrs}"
+    lines = [paint(head[:width], "bold"), *textwrap.wrap(made["reason"], width)]
+    if run.lowerings and not made.get("lowered"):
         made = run.lowerings[-1]
         what = f"the learning rate was lowered {len(run.lowerings)} ×, last"
         what = "the decay began" if run.decays else what

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,17 +17,22 @@ from equilibrate.estimates import Estimate
 from equilibrate.forecast.forecaster import Forecaster
 from equilibrate.forecast.outcome import GROWTH, KEPT, Outcomes
 from equilibrate.schedulers.decision import Decision
+from equilibrate.schedulers.misuse import FirstSteps, OwnRates, mismatch
 from equilibrate.watching.hooks import unwrap
 from equilibrate.watching.rates import check_min_lr, lower_bounds, read_lrs, write_lrs
 
 _SHARE = 0.2
 """Share of the steps that the decay has if the forecast cannot tell that another one is better."""
+_LONGEST = 0.5
+"""Share of the steps that the decay has at most: a longer one gains little, if anything."""
 _SHORTEST = 0.1
 """Share of the steps that the decay has at least."""
 _BETWEEN = 100
 """Steps between two checks: each waits for the device."""
 _EXTRA = 10
 """Calls after the end without a warning: a trainer may step once more than it trains."""
+_COMPARED = 64
+"""Steps of the decay at which the optimizer must have the learning rate that was set."""
 
 
 class Cooldown(LRScheduler):
@@ -35,8 +40,8 @@ class Cooldown(LRScheduler):
 
     It is a warm-up, stable, decay (WSD) schedule without a share to choose. The decay ends with the
     training. It begins when a `Forecaster` tells that the run then ends lower than if it began at
-    any later step. If the forecast cannot tell, it begins when a fifth of the steps is left, and it
-    never begins later than when a tenth is left.
+    any later step, when between half and a tenth of the steps is left. If the forecast cannot tell,
+    it begins when a fifth is left.
 
     Call `step(loss)` after every optimizer step. Once it decays nothing is measured any more. If
     there are several processes, all of them must call it, and all decide alike.
@@ -87,9 +92,11 @@ class Cooldown(LRScheduler):
         self._top: tuple[float, ...] = ()
         """Steps when the decay began, and the learning rates then."""
         self._due = self._next_check(self.warmup_steps)
-        self._seen = 0, 0
-        """Calls, and steps that the forecaster had seen, at the last check."""
+        self._begun = 0, 0
+        """Calls, and steps that the forecaster had seen, when this process began."""
         self._warned: set[str] = set()
+        self._first_steps: FirstSteps | None = FirstSteps(optimizer, self.total_steps)
+        self._own_rates: OwnRates | None = None
         self.last_decision: Decision
         """What was decided the last time that it was asked whether to begin the decay."""
         self.decisions: deque[Decision] = deque(maxlen=256)
@@ -119,16 +126,22 @@ class Cooldown(LRScheduler):
         if step == 0:
             lrs = tuple(read_lrs(self.optimizer))
             self.last_decision = Decision(0, False, "nothing was decided yet", lrs)
-        elif self._start is None and step > self.warmup_steps:
-            self.forecaster.update(loss, closure)
-            self._has_loss |= loss is not None
-            if step >= self._due:
-                self._decide(step)
+        elif self._start is None:
+            calls = step - self._begun[0]
+            if calls & (calls - 1) == 0:  # 1, 2, 4 and so on
+                self._check_calls(calls)
+            if step > self.warmup_steps:
+                self.forecaster.update(loss, closure)
+                self._has_loss |= loss is not None
+                if step >= self._due:
+                    self._decide(step)
         if step <= self.warmup_steps or self._start is not None:
             write_lrs(self.optimizer, self.get_lr())
             if step == self.total_steps + _EXTRA:
                 self._warn_of_overrun()
         self._last_lr: list[Any] = [group["lr"] for group in self.optimizer.param_groups]
+        if self._start is not None and self._start < step <= self._start + _COMPARED:
+            self._compare_rates(step - self._start)
 
     def get_lr(self) -> list[Any]:
         """Return the learning rate of each group at this step. Nothing is changed."""
@@ -172,7 +185,6 @@ class Cooldown(LRScheduler):
             "start": self._start,
             "top": list(self._top),
             "due": self._due,
-            "seen": list(self._seen),
             "decision": self.last_decision.state_dict(),
             "has_loss": self._has_loss,
             "forecaster": None if self.is_decaying else self.forecaster.state_dict(),
@@ -185,29 +197,37 @@ class Cooldown(LRScheduler):
         decay that has begun continues from its learning rate.
 
         Raises:
-            ValueError: If it is not the state of a Cooldown.
+            ValueError: If it is not the state of a Cooldown, or another `total_steps` is over.
         """
         if "total_steps" not in state_dict:
             raise ValueError(
                 "state_dict is not the state of a Cooldown: it holds "
                 f"{', '.join(state_dict) or 'nothing'}; pass what scheduler.state_dict() returned"
             )
+        saved, made = state_dict["total_steps"], state_dict["last_epoch"]
+        if made >= self.total_steps and saved != self.total_steps:
+            raise ValueError(
+                f"state_dict was saved after {made} steps, so that none are left of "
+                f"total_steps={self.total_steps}: pass more than {made}"
+            )
         self.last_epoch, self._step_count = state_dict["last_epoch"], state_dict["step_count"]
         self._last_lr, self.base_lrs = list(state_dict["last_lr"]), list(state_dict["base_lrs"])
         self.warmup_steps, self.min_lr = state_dict["warmup_steps"], state_dict["min_lr"]
         self._start, self._top = state_dict["start"], tuple(state_dict["top"])
-        self._due, self._seen = state_dict["due"], tuple(state_dict["seen"])
+        self._due = state_dict["due"]
         self.last_decision = Decision.from_state_dict(state_dict["decision"])
         self.decisions.clear()
         self._has_loss = state_dict["has_loss"]
+        self._first_steps = self._own_rates = None
         if (forecasts := state_dict["forecaster"]) is None:
             self._stop_measuring()
         else:
             if not self.forecaster.is_attached:  # its decay had begun
                 self.forecaster = Forecaster(self.optimizer, self.forecaster.model)
             self.forecaster.load_state_dict(forecasts)
-        if state_dict["total_steps"] != self.total_steps:
-            self._move_end(state_dict["total_steps"])
+        self._begun = self.last_epoch, self.forecaster.step
+        if saved != self.total_steps:
+            self._move_end(saved)
 
     def __repr__(self) -> str:
         steps = f"{self.last_epoch} of {self.total_steps} steps"
@@ -224,7 +244,6 @@ class Cooldown(LRScheduler):
         """Compare beginning the decay now with beginning it later, and begin it if that is best."""
         self._due = self._next_check(step)
         left = self.total_steps - step
-        self._warn_of_mismatch(step)
         if not self._has_loss:
             self._warn(
                 "loss",
@@ -234,6 +253,7 @@ class Cooldown(LRScheduler):
         found = self.forecaster.outcomes(left, shared=True)
         act, reason = judge(found, left, left / self.total_steps)
         lrs = tuple(read_lrs(self.optimizer))
+        self._warn("falls", _falling([made.lrs for made in self.decisions], lrs))
         if act:
             self._start, self._top = step, lrs
             reason += f"; the learning rate decays linearly until step {self.total_steps}"
@@ -246,38 +266,32 @@ class Cooldown(LRScheduler):
         self.forecaster.reset()  # frees the mean of the parameters
 
     def _move_end(self, saved: int) -> None:
-        warnings.warn(
-            f"the state was saved with total_steps={saved}; total_steps={self.total_steps} of this "
-            "scheduler is kept",
-            stacklevel=3,
-        )
-        if self.last_epoch >= self.total_steps:
-            return
-        if self._start is not None:
-            self._start, self._top = self.last_epoch, tuple(map(float, self._last_lr))
-        else:
+        words = f"total_steps={self.total_steps} of this scheduler is kept"
+        if self._start is None:
             self._due = min(self._due, self._next_check(self.last_epoch))
+        else:
+            self._start, self._top = self.last_epoch, tuple(map(float, self._last_lr))
+            words += f", and the decay continues from lr={', '.join(f'{lr:g}' for lr in self._top)}"
+            if not any(self._top):
+                words += ", where nothing is learned: load a checkpoint from before its end"
+        warnings.warn(f"the state was saved with total_steps={saved}; {words}", stacklevel=3)
 
-    def _warn_of_mismatch(self, step: int) -> None:
-        """Warn if calls of `step` and steps of the optimizer do not match since the last check."""
-        calls, seen = step - self._seen[0], self.forecaster.step - self._seen[1]
-        self._seen = step, self.forecaster.step
-        if seen == 0:
-            self._warn(
-                "unseen",
-                "no optimizer step was seen in many calls of step(): step the optimizer that the "
-                "scheduler was created with, and wrap compiled or captured steps in "
-                "`with eq.measure(optimizer):`",
-                level=5,
-            )
-        elif not calls / 1.5 <= seen <= 1.5 * calls:
-            self._warn(
-                "rate",
-                "step() is not called once after every optimizer step (at first "
-                f"{calls} times in {seen} of them), and total_steps={self.total_steps} counts "
-                "calls: call scheduler.step(loss) after every optimizer step",
-                level=5,
-            )
+    def _check_calls(self, calls: int) -> None:
+        """Warn if calls of `step` and steps of the optimizer do not match in this process."""
+        if self._first_steps is not None:
+            self._warned |= {"calls"} if self._first_steps.has_warned else set()
+            self._first_steps = None
+        seen = self.forecaster.step - self._begun[1]
+        self._warn("calls", mismatch(calls, seen, self.total_steps))
+
+    def _compare_rates(self, made: int) -> None:
+        """Let the first steps of the decay be compared with what was set, given those made."""
+        if made == 1:
+            self._own_rates = OwnRates(self.optimizer)
+        if self._own_rates is not None:  # it is in a copy, and after loading
+            self._own_rates.lrs = self._last_lr
+        if made == _COMPARED:
+            self._own_rates = None
 
     def _warn_of_overrun(self) -> None:
         if not any(read_lrs(self.optimizer)):
@@ -288,11 +302,27 @@ class Cooldown(LRScheduler):
                 "a min_lr",
             )
 
-    def _warn(self, kind: str, message: str, level: int = 4) -> None:
-        """Warn once of each kind, at the line of the user's call."""
-        if kind not in self._warned:
+    def _warn(self, kind: str, message: str | None) -> None:
+        """Warn once of each kind, if there is a message, at the line of the user's call."""
+        if message is not None and kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(message, stacklevel=level)
+            warnings.warn(message, stacklevel=4)
+
+
+def _falling(checks: Sequence[tuple[float, ...]], lrs: tuple[float, ...]) -> str | None:
+    """Return what is wrong if a rate that is kept constant fell at each of the last two checks.
+
+    Args:
+        checks: The learning rates at all checks before.
+        lrs: Those of now.
+    """
+    for a, b, c in zip(*checks[-2:], lrs, strict=False) if len(checks) > 1 else ():
+        if a > b > c:
+            return (
+                f"the learning rate falls ({a:g}, {b:g}, {c:g} at the last three checks) although "
+                "the decay has not begun: remove the other scheduler"
+            )
+    return None
 
 
 def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
@@ -300,9 +330,10 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
 
     If it begins when the share u of the remaining steps is left, the run ends at
     f(t + (1 − (1−κ)u)n) − u^0.15 N (`forecast.outcome`): waiting keeps more of the progress, and
-    leaves more of the noise. Before the last fifth of the training the decay begins if it gains
-    something and any waiting loses something, both beyond their error bars; in the last fifth, if
-    no waiting gains. A loss that seems to rise is taken as one that stays.
+    leaves more of the noise. Before the last fifth of the training, and not in its first half, the
+    decay begins if it gains something beyond its error bar and any waiting loses more than half of
+    its standard error; in the last fifth, if no waiting gains. A loss that seems to rise is taken
+    as one that stays.
 
     Args:
         found: What is known of the remaining steps, or the reason why nothing is.
@@ -330,16 +361,13 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
     if in_last_fifth:
         act = waits[best].value <= 0
     else:
-        act = worth.value > worth.margin and all(wait.value + wait.margin < 0 for wait in waits)
+        loses = all(wait.value + wait.stderr / 2 < 0 for wait in waits)
+        act = share <= _LONGEST and worth.value > worth.margin and loses
     return act, words if act else f"not yet: {words}"
 
 
 def _waiting(found: Outcomes, left: float) -> Estimate:
     """Return what is gained by waiting until a share of the remaining steps is left."""
-    step, horizon, noise = found.progress.step, found.horizon, found.noise
-    kept = 1 - (1 - KEPT) * left
-    fall, error = found.progress.fall(step + KEPT * horizon, step + kept * horizon)
-    removed = 1 - left**GROWTH
-    return Estimate(
-        max(fall, 0.0) - removed * noise.value, math.hypot(error, removed * noise.stderr)
-    )
+    later = found.gain(1 - (1 - KEPT) * left, left**GROWTH, than=(KEPT, 1))
+    lost = (left**GROWTH - 1) * found.noise.value
+    return replace(later, value=max(later.value - lost, 0.0) + lost)

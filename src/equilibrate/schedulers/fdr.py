@@ -22,6 +22,8 @@ from equilibrate.watching.rates import check_min_lr, lower_bounds, read_lrs, wri
 
 _IDLE = 50
 """Calls without a step after which to warn: more than most loops accumulate gradients over."""
+_IDLE_FROM_THE_START = 3
+"""Calls before the first step after which to ask whether the parameters have changed."""
 
 
 @runtime_checkable
@@ -175,6 +177,7 @@ class FDRScheduler(LRScheduler):
         self._idle = 0
         """Calls since a step was last seen."""
         self._seen = 0
+        self._told_undone = False
         super().__init__(optimizer, last_epoch)
 
     def step(self, epoch: int | None = None) -> None:
@@ -296,6 +299,7 @@ class FDRScheduler(LRScheduler):
             return None
         self._due = step + self.min_steps
         current = read_lrs(self.optimizer)
+        self._warn_if_undone(current)
         act, reason = self.rule.judge(reading)
         lows = lower_bounds(self.optimizer, self.min_lr)
         lowered = [
@@ -309,11 +313,27 @@ class FDRScheduler(LRScheduler):
         """Warn once if the optimizer that is watched makes no steps."""
         self._idle = self._idle + 1 if step == self._seen else 0
         self._seen = step
+        if self._idle == _IDLE_FROM_THE_START and step == 0:
+            self.monitor.reading()  # it warns of steps that it has not seen
         if self._idle == _IDLE and any(read_lrs(self.optimizer)):
             warnings.warn(
                 f"no optimizer step was seen in {_IDLE} calls of step(): step the optimizer that "
                 "the scheduler was created with, and wrap compiled or captured steps in "
                 "`with eq.measure(optimizer):`",
+                stacklevel=5,
+            )
+
+    def _warn_if_undone(self, current: list[float]) -> None:
+        """Warn once if something has raised the learning rate since it was lowered."""
+        last = self.last_decision
+        raised = [(a, b) for a, b in zip(last.lrs, current, strict=False) if b > a * (1 + 1e-9)]
+        if last.lowered and raised and not self._told_undone:
+            self._told_undone = True
+            warnings.warn(
+                "the learning rate was lowered to {:g}, but something has set it to {:g} "
+                "since: remove the other scheduler, or put it first, in a SequentialLR".format(
+                    *raised[0]
+                ),
                 stacklevel=5,
             )
 

@@ -58,6 +58,7 @@ class ParameterSet:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self.params = list(self._current())
+        self._shapes = [p.shape for p in self.params]
         if not self.params:
             raise ValueError("optimizer has no parameters: pass model.parameters() to it first")
         self.layout = Layout(self.params)
@@ -69,16 +70,25 @@ class ParameterSet:
         self.buckets = [Bucket(i, params, self.layout) for (i, _, _), params in found.items()]
 
     def has_same_parameters(self) -> bool:
-        """Return whether the optimizer still holds the same parameters, wherever they are."""
+        """Return whether the optimizer still holds the same parameters, wherever they are.
+
+        One that was given a tensor of another shape, through `.data`, is not the same.
+        """
         now = list(self._current())
-        return len(now) == len(self.params) and all(map(is_, now, self.params))
+        if len(now) != len(self.params) or not all(map(is_, now, self.params)):
+            return False
+        return [p.shape for p in now] == self._shapes
+
+    def are_converted(self) -> bool:
+        """Return whether parameters have another dtype now."""
+        return any(p.dtype is not bucket.dtype for bucket in self.buckets for p in bucket.params)
 
     def is_current(self) -> bool:
         """Return whether parameters were neither exchanged nor moved nor converted."""
-        return self.has_same_parameters() and all(
-            p.dtype is bucket.dtype and p.device == bucket.device
-            for bucket in self.buckets
-            for p in bucket.local()
+        return (
+            self.has_same_parameters()
+            and not self.are_converted()
+            and all(p.device == each.device for each in self.buckets for p in each.local())
         )
 
     def fingerprint(self) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from numbers import Real
 from operator import itemgetter
@@ -63,7 +64,7 @@ def write_lrs(optimizer: Optimizer, lrs: Sequence[float]) -> None:
 
 
 def check_min_lr(optimizer: Optimizer, min_lr: float | Sequence[float]) -> float | list[float]:
-    """Check a lower bound on the learning rates.
+    """Check a lower bound on the learning rates, and warn if it lies above one of them.
 
     Args:
         optimizer: The optimizer.
@@ -86,6 +87,14 @@ def check_min_lr(optimizer: Optimizer, min_lr: float | Sequence[float]) -> float
             f"min_lr must be one number ≥ 0, or one for each of the {groups} parameter group(s), "
             f"got {min_lr!r}"
         )
+    for i, (group, low) in enumerate(zip(optimizer.param_groups, values, strict=True)):
+        # A warm-up that was created before may begin below it, and a group may be frozen.
+        if low > (lr := float(group.get("initial_lr", group["lr"]))) > 0:
+            warnings.warn(
+                f"min_lr={low:g} is above the learning rate {lr:g} of parameter group {i}, which "
+                "therefore never falls: pass a lower one, or one for each group",
+                stacklevel=3,
+            )
     return values[0] if isinstance(min_lr, Real) else values
 
 

@@ -127,11 +127,25 @@ def over_processes(values: Tensor) -> Tensor:
     Returns:
         Numbers of the host; those of this process if there is no other.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not _has_others():
         return values
     total = values.to(device_for(None, values.device), copy=True)  # NCCL adds up on GPUs only
     dist.all_reduce(total)
     return total.cpu()
+
+
+def are_alike(numbers: Sequence[int]) -> list[bool]:
+    """Return which of some numbers are the same on all processes, each of which must call it.
+
+    Args:
+        numbers: Whole numbers, as many on each process.
+    """
+    if not _has_others():
+        return [True] * len(numbers)
+    own = torch.tensor([*numbers, *(-number for number in numbers)], device="cpu")
+    largest = own.to(device_for(None, own.device), copy=True)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return (largest.cpu() == own).view(2, -1).all(0).tolist()
 
 
 def device_for(group: Any, device: torch.device) -> torch.device:
@@ -140,6 +154,10 @@ def device_for(group: Any, device: torch.device) -> torch.device:
     if backends.get(device.type, "gloo") != "gloo":  # NCCL, for example
         return device
     return torch.device("cpu" if "cpu" in backends else next(iter(backends)))
+
+
+def _has_others() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _groups_of(param: Tensor) -> list[Any]:

@@ -165,13 +165,17 @@ class Watcher:
         self._known: list[tuple[int, Callable[[Any], Hashable], Hashable]] = []
         self.reset()
 
-    def follow_parameters(self) -> None:
+    def follow_parameters(self, *, converted: bool = False) -> None:
         """Begin again if parameters were added or exchanged.
 
-        Parameters that were only moved to another device, as some trainers do at the end of a
-        training, change nothing until the next step: what was measured can still be read.
+        Parameters that were only moved to another device or converted, as some trainers do at the
+        end of a training, change nothing until the next step: what was measured can still be read.
+
+        Args:
+            converted: Whether to begin again, too, if they were converted to another dtype.
         """
-        if not self._parameters.has_same_parameters():
+        same = self._parameters.has_same_parameters()
+        if not same or (converted and self._parameters.are_converted()):
             self._lay_out()
 
     def _remember_settings(self) -> None:
