@@ -93,6 +93,12 @@ def test_the_docs_first_line(tmp_path):
         assert trainer.callback_metrics["equilibrate/lr"] == lr
 
 
+@pytest.mark.parametrize("kind", [CooldownCallback, FDRCallback, MonitorCallback])
+def test_no_callback_needs_arguments(kind, tmp_path):
+    fit(Task(), [callback := kind()], tmp_path, epochs=1)
+    assert (callback.monitor or callback.forecaster).step >= 32
+
+
 def test_a_longer_training_keeps_cooling_down_until_its_end(tmp_path):
     options = {"enable_checkpointing": True}
     saving = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1)
@@ -187,12 +193,12 @@ class TwoParts(Task):
 def test_two_optimizers_have_schedulers_of_their_own_that_resume(tmp_path):
     whole, resumed = TwoParts(), TwoParts()
     saving = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
-    trainer = fit(whole, [saving], tmp_path, epochs=4, enable_checkpointing=True)
+    trainer = fit(whole, [saving], tmp_path, epochs=10, enable_checkpointing=True)
     assert trainer.global_step == 2 * len(whole.seen[0])
     schedulers = whole.lr_schedulers()
     assert [scheduler.get_last_lr() for scheduler in schedulers] == [[0.0], [0.0]]
     options = {"enable_checkpointing": True, "ckpt_path": tmp_path / "epoch=1.ckpt"}
-    fit(resumed, [saving], tmp_path, epochs=4, **options)
+    fit(resumed, [saving], tmp_path, epochs=10, **options)
     assert resumed.seen == [lrs[80:] for lrs in whole.seen]
     reasons = [[s.last_decision.reason for s in task.lr_schedulers()] for task in (whole, resumed)]
     assert reasons[0] == reasons[1]
@@ -351,7 +357,7 @@ def test_evaluating_again_changes_nothing(options, tmp_path):
     assert evaluation[1] == alone[0][1]
     found = compared(callback.forecaster)
     assert len(found) == len(EVALUATIONS) - len(alone) == 3
-    assert all(0 < abs(difference) < math.inf for [difference] in found)
+    assert all(0 < abs(own - mean) < math.inf for own, mean in found)
 
 
 def test_a_cooldown_evaluates_until_it_decays(tmp_path):

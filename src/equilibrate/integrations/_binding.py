@@ -35,12 +35,12 @@ class Training:
     """Steps of the trainer when the callback was first attached, which may be before a resume."""
     end: float
     """Steps of the trainer at the end; infinite if it does not know."""
-    unknown: str = "limit the training by max_epochs or max_steps"
-    """What to do if it does not know, in words."""
     warmup_steps: int = 0
     """How many of them the trainer was asked to warm the learning rate up for."""
     others: tuple[Any, ...] = ()
     """Objects that a training step may change, besides the model: the trainer."""
+    unknown: str = "limit the training by max_epochs or max_steps"
+    """What to do if the trainer does not know its end, in words."""
 
 
 class TrainerBinding:
