@@ -12,8 +12,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +161,13 @@ def gradients_alone(record: dict[str, Any], step: int) -> float:
     return float(np.mean(products)) / 2 if products else math.nan
 
 
-def branches(run: str, record: dict[str, Any], law: AnnealingLaw | None = None) -> Iterator[Branch]:
+def branches(
+    run: str, record: dict[str, Any], law: AnnealingLaw | None = None, *, closure: bool = True
+) -> Iterator[Branch]:
     """Yield the cooldowns of a run that begin after the first eighth of its trunk.
 
-    A branch is left out if its run was stopped before the losses around its beginning were known.
+    A branch is left out if its run was stopped before the losses around its beginning were known
+    or, without a closure, before its samples of gradients were written.
     """
     for made in record["branches"]:
         step, n, end = made["step"], made["horizon"], made["loss"]
@@ -172,7 +175,9 @@ def branches(run: str, record: dict[str, Any], law: AnnealingLaw | None = None) 
         if made["kind"] != "cooldown" or step < record["steps"] / 8 or math.isnan(now):
             continue
         past = history(record, step)
-        found = outcomes(past, n)
+        if not closure and not len(past.products.steps):
+            continue
+        found = outcomes(past if closure else replace(past, differences=NOTHING), n)
         if not isinstance(found, Outcomes):
             raise SystemExit(f"{run} at step {step}: {found}")
         gain, over = found.gain(KEPT, 1), found.gain(KEPT, 1, than=(1, 0))
@@ -194,8 +199,13 @@ def branches(run: str, record: dict[str, Any], law: AnnealingLaw | None = None) 
         )
 
 
-def summary(found: list[Branch]) -> str:
-    """Return how far forecasts and rivals are from what happened, by task."""
+def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
+    """Return how far forecasts and rivals are from what happened, by task.
+
+    Args:
+        found: The branches.
+        without: Those of which there are forecasts without a closure, too.
+    """
     lines = [
         "| | branches | realised/forecast gain: median, 10 % to 90 % | within 10 %; 20 % | "
         "95 % intervals cover | half-width of these/gain | error, nats: forecast; averaged "
@@ -206,6 +216,7 @@ def summary(found: list[Branch]) -> str:
     for title, chosen in [
         *((title, [b for b in short if b.task == task]) for task, title in TITLES.items()),
         ("all", short),
+        ("all, without a closure", [b for b in without if b.horizon < LONG * b.step]),
         ("longer ones", [b for b in found if b.horizon >= LONG * b.step]),
     ]:
         if chosen:
@@ -367,13 +378,13 @@ def _law_of_another(run: str, records: dict[str, dict[str, Any]]) -> AnnealingLa
     return annealing_law(records[others[0]]) if others else None
 
 
-def chosen_share(record: dict[str, Any]) -> tuple[float, bool]:
-    """Return the share of the steps that `Cooldown` would decay over, and whether it decided."""
+def chosen_share(record: dict[str, Any]) -> float:
+    """Return the share of the steps that `Cooldown` would decay over."""
     total = record["steps"]
-    for step in range(100, total, 100):
+    for step in sorted({*range(100, total, 100), round(0.8 * total), round(0.9 * total)}):
         left = total - step
         if judge(outcomes(history(record, step), left), left, left / total)[0]:
-            return left / total, left > 0.2 * total
+            return left / total
     raise AssertionError("it begins at the last when a tenth is left")
 
 
@@ -395,7 +406,7 @@ def beginnings(records: dict[str, dict[str, Any]]) -> str:
             if made["step"] + made["horizon"] == total and made["kind"] == "cooldown"
         }
         if set(shares) <= set(ends):
-            share, _ = chosen_share(record)
+            share = chosen_share(record)
             end = np.interp(share, sorted(ends), [ends[u] for u in sorted(ends)])
             cells = [f"{ends[u]:.4f}" for u in shares] + [f"{end:.4f} ({share:.2g})"]
             others = [record["schedules"].get(kind) for kind in kinds]
@@ -419,13 +430,19 @@ def main(arguments: list[str] | None = None) -> None:
     }
     found = [b for run, chosen in made.items() if run not in TUNED for b in chosen]
     tuned = [b for run, chosen in made.items() if run in TUNED for b in chosen]
+    without = [
+        b
+        for run, record in records.items()
+        if run not in TUNED
+        for b in branches(run, record, _law_of_another(run, records), closure=False)
+    ]
     if not found:
         raise SystemExit(f"{options.records} holds no branch to report")
     draw(found, FIGURE)
     page = PAGE.read_text()
     reported = {run: record for run, record in records.items() if run not in TUNED}
     parts = {
-        "forecast": summary(found),
+        "forecast": summary(found, without),
         "what if": what_if(reported),
         "ordering": ordering(reported),
         "forecast tuned": summary(tuned),

@@ -407,12 +407,16 @@ def test_a_loss_that_is_not_finite_is_left_out():
 def test_parameters_without_gradients(gradient):
     """As if another model than the optimizer's were trained."""
     forecaster, _ = constant(lambda _: gradient, 40)
-    assert "gradients were sampled that are finite and not zero" in str(forecaster.forecast())
+    assert "gradients were sampled at this learning rate that are finite" in str(
+        forecaster.forecast()
+    )
 
 
 def test_all_steps_skipped():
     forecaster, _ = constant(lambda _: torch.ones(3), 40, fused=True)
-    assert "gradients were sampled that are finite and not zero" in str(forecaster.forecast())
+    assert "gradients were sampled at this learning rate that are finite" in str(
+        forecaster.forecast()
+    )
 
 
 def test_losses_are_needed():

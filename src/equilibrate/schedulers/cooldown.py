@@ -331,9 +331,9 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
     If it begins when the share u of the remaining steps is left, the run ends at
     f(t + (1 − (1−κ)u)n) − u^0.15 N (`forecast.outcome`): waiting keeps more of the progress, and
     leaves more of the noise. Before the last fifth of the training, and not in its first half, the
-    decay begins if it gains something beyond its error bar and any waiting loses more than half of
-    its standard error; in the last fifth, if no waiting gains. A loss that seems to rise is taken
-    as one that stays.
+    decay begins if it gains something beyond its error bar and every later beginning is worse by
+    more than half of a standard error; in the last fifth, if no later one is better. A loss that
+    seems to rise is taken as one that stays.
 
     Args:
         found: What is known of the remaining steps, or the reason why nothing is.
