@@ -153,7 +153,9 @@ def test_evaluations_with_averaged_parameters(settings):
 
 
 def differences(binding):
-    return [own - mean for own, mean in binding.forecaster.state_dict()["comparisons"]["values"]]
+    return [
+        own - averaged for own, averaged in binding.forecaster.state_dict()["comparisons"]["values"]
+    ]
 
 
 def test_the_last_micro_batch_is_compared():

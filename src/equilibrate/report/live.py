@@ -140,7 +140,7 @@ def _chart(
         transform=transform or (lambda value: value),
     )
     k = max(k for k, value in enumerate(values) if value is not None)
-    shown = format_number(values[k], None if margins is None else margins[k])
+    shown = format_number(values[k], margins[k] if margins else None)
     head = f"{title}  {shown}"[: side + 1 + size]
     return [
         paint(f"{head:{side + 1 + size}}", "bold"),
@@ -160,11 +160,11 @@ def _forecast(run: Run, width: int, paint: Paint) -> list[str]:
 def _decisions(run: Run, width: int, paint: Paint) -> list[str]:
     if run.last_decision is None:
         return []
-    made = run.last_decision
-    lrs = ", ".join(map(format_number, made["lrs"]))
-    head = f"last decision, at step {made['step']:,}, lr {lrs}"
-    lines = [paint(head[:width], "bold"), *textwrap.wrap(made["reason"], width)]
-    if run.lowerings and not made.get("lowered"):
+    last = run.last_decision
+    lrs = ", ".join(map(format_number, last["lrs"]))
+    head = f"last decision, at step {last['step']:,}, lr {lrs}"
+    lines = [paint(head[:width], "bold"), *textwrap.wrap(last["reason"], width)]
+    if run.lowerings and not last.get("lowered"):
         made = run.lowerings[-1]
         what = f"the learning rate was lowered {len(run.lowerings)} ×, last"
         what = "the decay began" if run.decays else what
