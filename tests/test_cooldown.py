@@ -357,6 +357,12 @@ def test_the_decay_begins_where_the_forecast_end_is_best(slope, noise, left, act
     assert reason.startswith("not yet: ") is not act
 
 
+def test_an_epoch_is_not_taken_for_a_loss():
+    run = Run()
+    with pytest.raises(TypeError, match=r"not an epoch, got 1: call scheduler.step\(loss\)"):
+        run.scheduler.step(1)
+
+
 def test_without_a_forecast_it_begins_in_the_last_fifth():
     assert judge("10 of 128 steps seen", 201, 0.201) == (False, "not yet: 10 of 128 steps seen")
     begun, reason = judge("10 of 128 steps seen", 200, 0.2)

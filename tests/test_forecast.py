@@ -171,8 +171,8 @@ def test_epochs_of_a_multiple_of_16_batches_are_sampled_evenly(shuffled, batches
 def test_a_forecast_is_stated_in_one_sentence():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     none = eq.Forecaster(optimizer).forecast(400)
-    assert none.undefined == "0 of 128 steps seen at this learning rate"
-    assert str(none).startswith("no forecast for a cooldown over 400 steps: 0 of 128 steps")
+    assert none.undefined == "it needs 128 steps at this learning rate, and has seen 0"
+    assert str(none).startswith("no forecast for a cooldown over 400 steps: it needs 128 steps")
     assert math.isnan(none.gain.value)
     assert math.isnan(none.after.value)
     now, after, staying = (
@@ -499,7 +499,10 @@ def test_a_changed_learning_rate_begins_a_new_forecast():
     assert forecaster.constant_since() == 0
     optimizer.param_groups[0]["lr"] *= 0.5
     train(model, optimizer, 20, first=200, forecaster=forecaster)
-    assert forecaster.forecast().undefined == "20 of 32 steps seen at this learning rate"
+    assert (
+        forecaster.forecast().undefined
+        == "it needs 32 steps at this learning rate, and has seen 20"
+    )
 
 
 def test_a_learning_rate_tensor_is_noticed_when_it_changes_in_place():
@@ -511,7 +514,10 @@ def test_a_learning_rate_tensor_is_noticed_when_it_changes_in_place():
     assert forecaster.forecast().undefined is None
     lr.mul_(0.1)
     train(model, optimizer, 20, first=70, forecaster=forecaster)
-    assert forecaster.forecast().undefined == "20 of 32 steps seen at this learning rate"
+    assert (
+        forecaster.forecast().undefined
+        == "it needs 32 steps at this learning rate, and has seen 20"
+    )
 
 
 def test_reset_and_added_parameters_begin_anew():
@@ -520,7 +526,9 @@ def test_reset_and_added_parameters_begin_anew():
     forecaster = eq.Forecaster(optimizer, every=4)
     train(model, optimizer, 60, forecaster=forecaster)
     forecaster.reset()
-    assert forecaster.forecast().undefined == "0 of 32 steps seen at this learning rate"
+    assert (
+        forecaster.forecast().undefined == "it needs 32 steps at this learning rate, and has seen 0"
+    )
     naive = Naive(start=60)
     train(model, optimizer, 70, naive.before, first=61, forecaster=forecaster)
     assert np.array(products(forecaster)) == pytest.approx(
@@ -528,7 +536,9 @@ def test_reset_and_added_parameters_begin_anew():
     )
     extra = nn.Parameter(torch.ones(5, dtype=torch.float64))  # another dtype: another bucket
     optimizer.add_param_group({"params": [extra]})
-    assert forecaster.forecast().undefined == "0 of 32 steps seen at this learning rate"
+    assert (
+        forecaster.forecast().undefined == "it needs 32 steps at this learning rate, and has seen 0"
+    )
     train(model, optimizer, 70, first=140, forecaster=forecaster)
     assert forecaster.forecast().undefined is None
 

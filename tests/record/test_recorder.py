@@ -182,7 +182,7 @@ def test_the_forecast_of_a_row_reads_as_the_forecaster_tells_it(tmp_path):
             sentences.append(str(forecaster.forecast()))
     found = rows(recorder)
     assert [str(forecast_of(row)) for row in found] == sentences
-    reason = "50 of 128 steps seen at this learning rate"
+    reason = "it needs 128 steps at this learning rate, and has seen 50"
     assert found[0]["forecast"] == {"horizon": 10, "undefined": reason}
     assert sentences[2].startswith("a cooldown over 200 steps would end at ")
     assert forecast_of({"step": 1}) is None

@@ -29,7 +29,10 @@ INVARIANT = {
 
 def forecast(k):
     if k == ROWS // 2:
-        return {"horizon": 20 * k, "undefined": "40 of 128 steps seen at this learning rate"}
+        return {
+            "horizon": 20 * k,
+            "undefined": "it needs 128 steps at this learning rate, and has seen 40",
+        }
     losses = {"now": 1 / k, "after": 0.9 / k, "after_margin": 0.001, "staying": 0.98 / k}
     gains = {"gain": 0.1 / k, "gain_margin": 0.01, "over_staying": 0.08 / k}
     return {"horizon": 20 * k, **losses, **gains, "over_staying_margin": 0.01}
@@ -127,8 +130,10 @@ def test_the_sentence_is_that_of_the_last_forecast():
         "a cooldown over 40 steps would end at 0.4500 ± 0.0010; now 0.5000, staying 0.4900"
     )
     run.add({"step": 3000, "forecast": forecast(30)})
-    why = "no forecast for a cooldown over 600 steps: 40 of 128 steps seen at this learning rate"
-    assert facts(run)["Forecast"] == why
+    assert facts(run)["Forecast"] == (
+        "no forecast for a cooldown over 600 steps: "
+        "it needs 128 steps at this learning rate, and has seen 40"
+    )
     for step in range(3001, 3001 + 2 * Run.MOST_ROWS):
         run.add({"step": step})
     assert facts(run)["Forecast"] == f"at step 3,000: {why}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -81,8 +82,8 @@ class Forecaster(Watcher):
         >>> theta.grad = torch.tensor([1.0, 0.0])
         >>> optimizer.step()
         >>> forecaster.update(loss=0.5)
-        >>> print(forecaster.forecast(400))
-        no forecast for a cooldown over 400 steps: 1 of 128 steps seen at this learning rate
+        >>> print(forecaster.forecast(400).undefined)
+        it needs 128 steps at this learning rate, and has seen 1
     """
 
     def __init__(
@@ -265,18 +266,25 @@ class Forecaster(Watcher):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs; hooks are not copied with an optimizer."""
+        state = self.state_dict()
+        mean, rest = state.pop("mean"), io.BytesIO()
+        # As bytes: a process that is spawned gets tensors as memory that it shares, which those of
+        # a state, made for the copy, do not outlive. The mean is there anyway.
+        torch.save(state, rest)
         return {
             "optimizer": self._optimizer,
             "model": self._model,
             "every": self._every,
             "attached": self.is_attached,
-            "state_dict": self.state_dict(),
+            "mean": mean,
+            "state_dict": rest.getvalue(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach the copy to its own optimizer."""
         self.__init__(state["optimizer"], state["model"], every=state["every"])
-        self.load_state_dict(state["state_dict"])
+        rest = torch.load(io.BytesIO(state["state_dict"]))
+        self.load_state_dict({**rest, "mean": state["mean"]})
         if not state["attached"]:
             self.detach()
 
@@ -399,7 +407,7 @@ class Forecaster(Watcher):
             return "nothing is measured any more"
         since = self.constant_since()
         if (seen := self._step - since) < (needed := _FEWEST * self._every):
-            return f"{seen} of {needed} steps seen at this learning rate"
+            return f"it needs {needed} steps at this learning rate, and has seen {seen}"
         if not counts.any():
             advice = "call forecaster.update(loss) after every optimizer step"
             return f"no loss was handed over: {advice}"

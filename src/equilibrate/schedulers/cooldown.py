@@ -129,7 +129,7 @@ class Cooldown(LRScheduler):
         elif self._start is None:
             calls = step - self._begun[0]
             if calls & (calls - 1) == 0:  # 1, 2, 4 and so on
-                self._check_calls(calls)
+                self._check_calls(calls, loss)
             if step > self.warmup_steps:
                 self.forecaster.update(loss, closure)
                 self._has_loss |= loss is not None
@@ -276,8 +276,13 @@ class Cooldown(LRScheduler):
                 words += ", where nothing is learned: load a checkpoint from before its end"
         warnings.warn(f"the state was saved with total_steps={saved}; {words}", stacklevel=3)
 
-    def _check_calls(self, calls: int) -> None:
+    def _check_calls(self, calls: int, loss: Any) -> None:
         """Warn if calls of `step` and steps of the optimizer do not match in this process."""
+        if isinstance(loss, int):
+            raise TypeError(
+                f"step() takes the training loss of a step, not an epoch, got {loss}: call "
+                "scheduler.step(loss) after every optimizer step"
+            )
         if self._first_steps is not None:
             self._warned |= {"calls"} if self._first_steps.has_warned else set()
             self._first_steps = None
@@ -355,7 +360,7 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
         later = round((9 - best) / 10 * left)
         words += f"beginning {later:,} steps later {waits[best].value:.2g} lower"
     else:
-        words += "beginning later no lower"
+        words += "beginning later would not end lower"
     if at_the_last:
         return True, f"{share:.0%} of the steps are left; {words}"
     if in_last_fifth:
