@@ -130,10 +130,11 @@ def test_the_sentence_is_that_of_the_last_forecast():
         "a cooldown over 40 steps would end at 0.4500 ± 0.0010; now 0.5000, staying 0.4900"
     )
     run.add({"step": 3000, "forecast": forecast(30)})
-    assert facts(run)["Forecast"] == (
+    why = (
         "no forecast for a cooldown over 600 steps: "
         "it needs 128 steps at this learning rate, and has seen 40"
     )
+    assert facts(run)["Forecast"] == why
     for step in range(3001, 3001 + 2 * Run.MOST_ROWS):
         run.add({"step": step})
     assert facts(run)["Forecast"] == f"at step 3,000: {why}"

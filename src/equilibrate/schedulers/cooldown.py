@@ -277,8 +277,12 @@ class Cooldown(LRScheduler):
         warnings.warn(f"the state was saved with total_steps={saved}; {words}", stacklevel=3)
 
     def _check_calls(self, calls: int, loss: Any) -> None:
-        """Warn if calls of `step` and steps of the optimizer do not match in this process."""
-        if isinstance(loss, int):
+        """Warn if calls of `step` and steps of the optimizer do not match in this process.
+
+        Raises:
+            TypeError: If `step` was given an epoch.
+        """
+        if isinstance(loss, int) and not isinstance(loss, bool):
             raise TypeError(
                 f"step() takes the training loss of a step, not an epoch, got {loss}: call "
                 "scheduler.step(loss) after every optimizer step"
