@@ -104,14 +104,23 @@ def test_a_copy_continues_as_the_original_does(form, how):
     assert numbers(monitor) == numbers(loop.monitor)
 
 
-@pytest.mark.parametrize("kind", [eq.Monitor, eq.FDRScheduler])
+def cooldown(optimizer):
+    return eq.Cooldown(optimizer, total_steps=100)
+
+
+@pytest.mark.parametrize("kind", [eq.Monitor, eq.FDRScheduler, eq.Forecaster, cooldown])
 def test_a_spawned_process_shares_no_tensor_that_is_gone_when_it_starts(kind):
     """Torch hands tensors over as open files, which are closed with the tensors."""
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.1)
     watching, tensors = kind(optimizer), []
-    model(torch.ones(2, 6)).sum().backward()
+    loss = model(torch.ones(2, 6)).sum()
+    loss.backward()
     optimizer.step()
+    if isinstance(watching, eq.Forecaster):
+        watching.update(loss)
+    elif isinstance(watching, eq.Cooldown):
+        watching.step(loss)
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, part):

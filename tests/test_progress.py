@@ -112,6 +112,23 @@ def test_a_sudden_fall_makes_the_error_larger():
     assert large > 3 * small
 
 
+def test_the_loss_and_its_fall_are_known_together():
+    """What a loss to come has of the present and of the slope is one Gaussian."""
+    noise = np.random.default_rng(0).normal(0, 0.1, 1600)
+    found = curve(2 * ((np.arange(1600) + 0.5) / 100) ** -0.7 + noise)
+    assert found is not None
+    for step in (1600, 1900, 2400):
+        value, error = found.loss(step)
+        assert value == pytest.approx(found.now - found.fall_over(step - 1600))
+        assert error >= found.stderr
+    assert found.loss(1600) == (pytest.approx(found.now), found.stderr)
+
+
+def test_numbers_that_overflow():
+    with np.errstate(all="ignore"):
+        assert curve(np.linspace(2e160, 1e160, 400)) is None
+
+
 def test_too_few_losses():
     assert curve(np.ones(10)) is None
     assert curve(np.ones(2000)) is not None
