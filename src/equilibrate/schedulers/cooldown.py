@@ -272,8 +272,8 @@ class Cooldown(LRScheduler):
         else:
             self._start, self._top = self.last_epoch, tuple(map(float, self._last_lr))
             words += f", and the decay continues from lr={', '.join(f'{lr:g}' for lr in self._top)}"
-            if not any(self._top):
-                words += ", where nothing is learned: load a checkpoint from before its end"
+            words += "" if any(self._top) else ", where nothing is learned"
+            words += ": to train at the constant rate, load a checkpoint from before the decay"
         warnings.warn(f"the state was saved with total_steps={saved}; {words}", stacklevel=3)
 
     def _check_calls(self, calls: int) -> None:
