@@ -60,3 +60,28 @@ def test_the_scheduler_for_timm_is_called_as_its_script_does():
     assert not lr_scheduler.t_in_epochs
     assert lr_scheduler.scheduler.is_decaying
     assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_manual_optimization_is_resumed_with_its_schedule(tmp_path):
+    (block,) = [block for block in BLOCKS if "automatic_optimization" in block]
+    namespace = {"__name__": "example"}
+    exec(compile(block.split("trainer = Trainer")[0], PAGE.name, "exec"), namespace)
+    batches = torch.utils.data.DataLoader(torch.randn(400, 4), batch_size=8)
+
+    def fit(seed, *, max_epochs, **options):
+        torch.manual_seed(seed)
+        task = namespace["Regression"]()
+        plain = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        trainer = namespace["Trainer"](max_epochs=max_epochs, accelerator="cpu", **plain)
+        trainer.fit(task, batches, **options)
+        return trainer, task.layer.weight
+
+    stopped, _ = fit(0, max_epochs=2)
+    stopped.save_checkpoint(tmp_path / "stopped.ckpt")
+    options = {"ckpt_path": tmp_path / "stopped.ckpt", "weights_only": True}
+    (first, weight), (second, again) = (fit(seed, max_epochs=6, **options) for seed in (1, 2))
+    for trainer in (first, second):
+        scheduler = trainer.lr_scheduler_configs[0].scheduler
+        assert (scheduler.last_epoch, scheduler.total_steps) == (300, 300)
+    assert torch.equal(weight, again)
