@@ -262,3 +262,20 @@ def test_wrong_uses_are_named():
         train(model, optimizer, 1)
     assert torch.equal(flat(model), before)
     train(model, optimizer, 1)
+
+
+def test_a_model_without_a_truth_value_is_taken():
+    """A compiled module asks the model for its length, which most have not."""
+
+    class Compiled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def __len__(self):
+            raise TypeError("no length")
+
+    model = Compiled()
+    forecaster = eq.Forecaster(torch.optim.SGD(model.parameters(), lr=0.1))
+    with forecaster.averaged(model):
+        pass

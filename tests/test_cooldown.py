@@ -168,7 +168,7 @@ def test_a_length_that_is_over_is_refused_and_a_decay_that_has_ended_is_told_of(
             run.scheduler.load_state_dict(state)
         assert run.scheduler.last_epoch == 0
     state = Run(600).train(600).state()
-    with pytest.warns(UserWarning, match=r"continues from lr=0, where nothing is learned: load a"):
+    with pytest.warns(UserWarning, match=r"continues from lr=0, where nothing is learned: to"):
         Run(1000).load(state)
 
 

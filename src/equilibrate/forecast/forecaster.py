@@ -214,7 +214,7 @@ class Forecaster(Watcher):
         self.follow_parameters()
         if not self._mean.is_finite():
             self._forget_mean()
-        with kept_buffers(model or self._model), self._mean.exchange():
+        with kept_buffers(self._model if model is None else model), self._mean.exchange():
             yield
 
     def share_losses(self) -> None:

@@ -23,7 +23,7 @@ from equilibrate.schedulers.fdr import FDRScheduler
 _IN_THE_MODULE = (
     "return an eq.Cooldown or an eq.FDRScheduler for each optimizer from configure_optimizers, "
     "which training_step steps with the loss of that optimizer, or create an eq.Monitor for each; "
-    "docs/integrations.md has an example"
+    "docs/trainers.md has an example"
 )
 """What to do where a callback does not fit."""
 

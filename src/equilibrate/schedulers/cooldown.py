@@ -271,9 +271,12 @@ class Cooldown(LRScheduler):
             self._due = min(self._due, self._next_check(self.last_epoch))
         else:
             self._start, self._top = self.last_epoch, tuple(map(float, self._last_lr))
+            ends = (f"until step {n}" for n in (saved, self.total_steps))
+            reason = self.last_decision.reason.replace(*ends)
+            self.last_decision = replace(self.last_decision, reason=reason)
             words += f", and the decay continues from lr={', '.join(f'{lr:g}' for lr in self._top)}"
-            if not any(self._top):
-                words += ", where nothing is learned: load a checkpoint from before its end"
+            words += "" if any(self._top) else ", where nothing is learned"
+            words += ": to train at the constant rate, load a checkpoint from before the decay"
         warnings.warn(f"the state was saved with total_steps={saved}; {words}", stacklevel=3)
 
     def _check_calls(self, calls: int, loss: Any) -> None:
