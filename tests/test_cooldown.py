@@ -150,6 +150,7 @@ def test_the_length_given_now_wins_over_the_saved_one(stopped):
     state = Run(2000).train(stopped).state()
     with pytest.warns(UserWarning, match=r"saved with total_steps=2000; total_steps=3000 of this"):
         longer = Run(3000).load(state)
+    assert "until step 2000" not in longer.scheduler.last_decision.reason
     rate = float(longer.optimizer.param_groups[0]["lr"])
     longer.train(3000 - stopped)
     assert longer.rates[0] == [pytest.approx(rate)]

@@ -271,8 +271,8 @@ class Cooldown(LRScheduler):
             self._due = min(self._due, self._next_check(self.last_epoch))
         else:
             self._start, self._top = self.last_epoch, tuple(map(float, self._last_lr))
-            ends = (f"until step {n}" for n in (saved, self.total_steps))
-            reason = self.last_decision.reason.replace(*ends)
+            old, new = (f"until step {n}" for n in (saved, self.total_steps))
+            reason = self.last_decision.reason.replace(old, new)
             self.last_decision = replace(self.last_decision, reason=reason)
             words += f", and the decay continues from lr={', '.join(f'{lr:g}' for lr in self._top)}"
             words += "" if any(self._top) else ", where nothing is learned"
