@@ -411,13 +411,16 @@ class Forecaster(Watcher):
         if not counts.any():
             advice = "call forecaster.update(loss) after every optimizer step"
             return f"no loss was handed over: {advice}"
+        samples = self._mean.samples(totals, since)
+        if since > self._start and len(samples.steps) < _FEWEST // 2:
+            return "the mean of the parameters still holds those of another learning rate"
         inside = ago < seen
         history = History(
             self._step,
             self._step - ago[inside],
             losses[inside],
             counts[inside],
-            self._mean.samples(totals, since),
+            samples,
             self._compared.samples(own - averaged, since, own),
         )
         return outcomes(history, horizon)

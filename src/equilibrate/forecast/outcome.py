@@ -169,7 +169,7 @@ def outcomes(history: History, horizon: int) -> Outcomes | str:
         noise = sampled.scaled(_STEEPNESS / 2)
         relative = math.hypot(_NOISE_ERROR, _STEEPNESS_ERROR)
     if noise is None:
-        return "too few gradients were sampled at this learning rate that are finite and not zero"
+        return "too few gradients were sampled that are finite and not zero"
     error = math.hypot(noise.stderr, relative * noise.value)
     return Outcomes(horizon, progress, _estimate(noise.value, error))
 
