@@ -29,8 +29,10 @@ def run(command, folder):
 def test_hugging_face_cools_down_and_resumes(tmp_path):
     for more in ([], ["--resume"]):
         printed = run([EXAMPLES / "hugging_face.py", "--steps", "200", *more], tmp_path)
-        rates = re.findall(r"'equilibrate/lr': '(.*?)'", printed)
-        assert float(rates[-1]) == 0
+        rates = re.findall(r"'learning_rate': '(.*?)'", printed)
+        assert float(rates[-1]) == pytest.approx(0.003 / 40)  # of the last step of the decay
+        assert "equilibrate: at step 160 the learning rate begins to fall from 0.003" in printed
+        assert "'equilibrate/" not in printed
         assert "'loss'" in printed
         shutil.rmtree(tmp_path / "hugging_face_example" / "checkpoint-200")
 
