@@ -21,7 +21,7 @@ from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers
 from equilibrate.watching.rates import Scalar, learning_rate
-from equilibrate.watching.sharding import are_alike, over_processes
+from equilibrate.watching.sharding import are_alike, mean_over_processes
 from equilibrate.watching.watcher import Watcher
 
 _COMPARISONS = 256
@@ -226,8 +226,8 @@ class Forecaster(Watcher):
         self._agree()
         self._losses.share()
         own = self._pairs.cpu()
-        if (total := over_processes(own)) is not own:
-            self._pairs.copy_(total / over_processes(torch.ones(())))
+        if (mean := mean_over_processes(own)) is not own:
+            self._pairs.copy_(mean)
 
     def reset(self) -> None:
         """Forget everything measured so far, the mean included. The step counter keeps running."""
@@ -392,12 +392,12 @@ class Forecaster(Watcher):
         agree = not shared or self._agree()
         pairs = self._pairs.cpu()
         if shared:
-            pairs = over_processes(pairs) / over_processes(torch.ones(()))
+            pairs = mean_over_processes(pairs)
         own, averaged = pairs.numpy().T
         ago, losses, counts = self._losses.blocks(shared=shared)
         totals = self._mean.totals()
         if shared:
-            totals = over_processes(totals) / over_processes(torch.ones(()))
+            totals = mean_over_processes(totals)
         if not (agree and self._mean.was_finite(totals)):
             self._forget_mean()
             why = "parameters or gradients were not finite"

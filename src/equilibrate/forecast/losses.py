@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibrate.watching.sharding import over_processes
+from equilibrate.watching.sharding import mean_over_processes
 from equilibrate.watching.sums import send
 from equilibrate.watching.window import Window
 
@@ -83,8 +83,8 @@ class Losses:
         if self._window is None:
             return
         own = self._window.rows().cpu()
-        if (total := over_processes(own)) is not own:  # also where this process has no loss
-            self._window.rows().copy_(total / over_processes(torch.ones(())))
+        if (mean := mean_over_processes(own)) is not own:  # also where this process has no loss
+            self._window.rows().copy_(mean)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state; None before the first loss."""

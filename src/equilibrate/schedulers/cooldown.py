@@ -365,7 +365,7 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
     words = f"decaying over the last {left:,} steps would end at {found.loss(KEPT, 1)}, "
     if waits[best].value > 0:
         later = round((9 - best) / 10 * left)
-        words += f"beginning {later:,} steps later {waits[best].value:.2g} lower"
+        words += f"beginning {later:,} steps later would end {waits[best].value:.2g} lower"
     else:
         words += "beginning later would not end lower"
     if at_the_last:

@@ -134,6 +134,18 @@ def over_processes(values: Tensor) -> Tensor:
     return total.cpu()
 
 
+def mean_over_processes(values: Tensor) -> Tensor:
+    """Return the mean over all processes of the default group, each of which must call it.
+
+    Args:
+        values: Numbers of the host, as many on each process.
+
+    Returns:
+        Numbers of the host; those of this process if there is no other.
+    """
+    return over_processes(values) / dist.get_world_size() if _has_others() else values
+
+
 def are_alike(numbers: Sequence[int]) -> list[bool]:
     """Return which of some numbers are the same on all processes, each of which must call it.
 
