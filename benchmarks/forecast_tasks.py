@@ -4,7 +4,7 @@ import copy
 import hashlib
 import lzma
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,9 @@ class ForecastTask:
     """Whether images are shifted at random, so that the model cannot learn them by heart."""
     flip: bool = False
     large: bool = False
-    """Whether the model is compiled and trained in bfloat16, with gradients clipped at 1."""
+    """Whether the model is compiled and trained in bfloat16."""
+    clip: float | None = None
+    """Norm at which gradients are clipped."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +125,16 @@ def resnet(norm: Callable[[int], nn.Module], tiny: bool, blocks: int = 2) -> nn.
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
 
-def mlp(tiny: bool) -> nn.Module:
+def mlp(tiny: bool, *, bias: bool = True) -> nn.Module:
     """The paper's multilayer perceptron, 784-200-200-10."""
     width = 8 if tiny else 200
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(784, width),
+        nn.Linear(784, width, bias),
         nn.ReLU(),
-        nn.Linear(width, width),
+        nn.Linear(width, width, bias),
         nn.ReLU(),
-        nn.Linear(width, 10),
+        nn.Linear(width, 10, bias),
     )
 
 
@@ -324,8 +326,17 @@ TASKS = {
         evaluated=8,
         around=48,
         large=True,
+        clip=1.0,
     ),
 }
+TASKS["clipped"] = replace(TASKS["mlp"], title="MLP, clipped, MNIST, SGD", clip=0.3)
+TASKS["muon"] = replace(
+    TASKS["mlp"],
+    title="MLP without biases, MNIST, Muon",
+    model=lambda tiny: mlp(tiny, bias=False),  # Muon takes matrices alone
+    optimizer=torch.optim.Muon,
+    settings={"lr": 0.005, "weight_decay": 0.1},
+)
 
 
 class Training:
@@ -359,8 +370,8 @@ class Training:
         for i in range(batches):
             losses.append(self.loss(*self.batch(self.step + i * 1_000_000)))
             (losses[-1] / batches).backward()
-        if self.task.large:
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if self.task.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip)
         self.optimizer.step()
         self.step += 1
         return torch.stack(losses).mean().detach()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_POWERS = (0.0, 0.5, 1.0, 2.0)
+_POWERS = (-0.5, 0.0, 0.5, 1.0, 2.0)
 _WANDERING = (0.0, 1.0, 1e1, 1e2, 1e3, 1e4, 1e5)
 """By how much the variance of the slope grows with z, in units of the variance of a group."""
 _GROUPS = 40
