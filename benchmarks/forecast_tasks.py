@@ -24,7 +24,7 @@ class ForecastTask:
     model: Callable[[bool], nn.Module]
     """Builds the model, or a tiny one."""
     data: Callable[[Path | None, bool], "Data"]
-    """Reads the data, or makes tiny ones."""
+    """Reads the data from a folder, or makes tiny ones."""
     optimizer: Callable[..., Optimizer]
     settings: dict[str, Any]
     batch_size: int
@@ -34,8 +34,8 @@ class ForecastTask:
     """Length of the training, where schedules end."""
     warm_up: int = 0
     """Steps over which the learning rate rises."""
-    evaluated: int = 32
-    """Batches that the loss is evaluated on."""
+    evaluated: int = 64
+    """Batches that the loss is evaluated on, held-out ones and coming ones."""
     around: int = 96
     """Steps before and after a moment over which its loss is averaged."""
     shift: bool = False
@@ -49,24 +49,26 @@ class ForecastTask:
 
 @dataclass(frozen=True)
 class Data:
-    """Training examples; the loss is the mean cross-entropy of all targets."""
+    """Examples; the loss is the mean cross-entropy of all targets."""
 
     inputs: Tensor
     targets: Tensor
     fingerprint: str
+    held_out: int
+    """How many of the first examples are never trained on."""
     length: int = 0
     """Length of a sequence, for a text; 0 for images."""
 
     def __len__(self) -> int:
-        return len(self.inputs) // self.length if self.length else len(self.inputs)
+        """Number of examples that are trained on."""
+        return len(self.inputs) // (self.length or 1) - self.held_out
 
     def to(self, device: str) -> "Data":
         """Move the examples to a device."""
-        inputs, targets = self.inputs.to(device), self.targets.to(device)
-        return Data(inputs, targets, self.fingerprint, self.length)
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return some examples."""
+        """Return some examples; those that are trained on come after those that are held out."""
         if not self.length:
             return self.inputs[chosen].float(), self.targets[chosen]
         at = (chosen * self.length)[:, None] + torch.arange(self.length, device=chosen.device)
@@ -211,39 +213,46 @@ def gpt2(tiny: bool) -> nn.Module:
 
 
 def images(name: str) -> Callable[[Path | None, bool], Data]:
-    """Return a function that reads a data set of images from a packed file."""
+    """Return a function that reads a data set of images, of which a tenth is held out."""
 
-    def make(path: Path | None, tiny: bool) -> Data:
+    def make(folder: Path | None, tiny: bool) -> Data:
         if tiny:
             generator = torch.Generator().manual_seed(0)
             shape = (1, 28, 28) if name == "mnist" else (3, 32, 32)
             pixels = torch.randn(256, *shape, generator=generator)
-            return Data(pixels, torch.randint(10, (256,), generator=generator), "random")
-        if path is None:
-            raise SystemExit("--data is missing: pass the file that pack_data.py wrote")
-        packed, labels = pack_data.read(path)[name]
+            return Data(pixels, torch.randint(10, (256,), generator=generator), "random", 64)
+        packed, labels = pack_data.read(_file(folder, f"{name}.xz"))
         pixels = torch.from_numpy(packed).float()
         pixels = (pixels - pixels.mean()) / pixels.std()
         fingerprint = hashlib.sha256(packed.tobytes()).hexdigest()[:16]
-        return Data(pixels, torch.from_numpy(labels).long(), fingerprint)
+        return Data(pixels, torch.from_numpy(labels).long(), fingerprint, len(packed) // 10)
 
     return make
 
 
 def linux_sources(length: int) -> Callable[[Path | None, bool], Data]:
-    """Return a function that reads tokens of Linux's source code, without the first hundredth."""
+    """Return a function that reads tokens of Linux's source code; the first hundredth is held out.
 
-    def make(path: Path | None, tiny: bool) -> Data:
+    It reads all of them for sequences of 1,024, and a part that is not repeated for shorter ones.
+    """
+
+    def make(folder: Path | None, tiny: bool) -> Data:
         if tiny:
             tokens = torch.randint(64, (1 << 14,), generator=torch.Generator().manual_seed(0))
-            return Data(tokens, tokens, "random", 32)
-        if path is None:
-            raise SystemExit("--tokens is missing: pass the packed tokens")
+            return Data(tokens, tokens, "random", 64, 32)
+        path = _file(folder, "tokens.bin.xz" if length == 1024 else "tokens-part.bin.xz")
         packed = np.frombuffer(lzma.decompress(path.read_bytes()), dtype="<u2")
-        tokens = torch.from_numpy(packed[len(packed) // 100 :].astype(np.int16))
-        return Data(tokens, tokens, hashlib.sha256(packed.tobytes()).hexdigest()[:16], length)
+        tokens = torch.from_numpy(packed.astype(np.int16))
+        fingerprint = hashlib.sha256(packed.tobytes()).hexdigest()[:16]
+        return Data(tokens, tokens, fingerprint, len(packed) // length // 100, length)
 
     return make
+
+
+def _file(folder: Path | None, name: str) -> Path:
+    if folder is None or not (folder / name).exists():
+        raise SystemExit(f"pass the folder that holds {name} as --data")
+    return folder / name
 
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
@@ -323,7 +332,7 @@ TASKS = {
         branches={1400: (150, 400), 2000: (200, 600)},
         steps=2600,
         warm_up=100,
-        evaluated=8,
+        evaluated=32,
         around=48,
         large=True,
         clip=1.0,
@@ -360,9 +369,11 @@ class Training:
         self.step = 0
         self.loss = torch.compile(self._loss) if fast else self._loss
         self._epoch: tuple[int, Tensor] | None = None
+        whole = torch.arange(data.held_out).split(self.batch_size)[: task.evaluated]
+        self._held_out_batches = [(i, c) for i, c in enumerate(whole) if len(c) == self.batch_size]
 
     def train(self, lr: float, batches: int = 1) -> Tensor:
-        """Make one step on one or several batches together; return the loss before it."""
+        """Make one step on one or several batches together; return the loss of the first."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
@@ -374,32 +385,30 @@ class Training:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip)
         self.optimizer.step()
         self.step += 1
-        return torch.stack(losses).mean().detach()
+        return losses[0].detach()
 
     def constant_lr(self) -> float:
         """Return the learning rate of the trunk at this step."""
         base, warm_up = self.task.settings["lr"], self.task.warm_up
         return base * min(1.0, (self.step + 1) / warm_up) if warm_up else base
 
-    @torch.no_grad()
-    def value(self) -> float:
-        """Return the loss on the batch of the next step."""
-        return self._mean([self.batch(self.step)])
+    def again(self) -> Tensor:
+        """Return the loss on the batch of the last step."""
+        return self.loss(*self.batch(self.step - 1))
 
-    @torch.no_grad()
-    def evaluate(self, first: int, every: int = 1, offset: int = 0) -> float:
-        """Return the loss on the batches of some coming steps, as the optimizer would see it.
+    def coming(self) -> list[float]:
+        """Return the loss on each of the batches of the next steps, as the optimizer would see it.
 
-        That is with the statistics of each batch behind BatchNorm. Examples that were just trained
-        on would flatter a model that learns them by heart.
-
-        Args:
-            first: The first of these steps.
-            every: Use one in this many of the batches.
-            offset: Which of them.
+        That is with the statistics of each batch behind BatchNorm.
         """
-        steps = range(first, first + self.task.evaluated)[offset % every :: every]
-        return self._mean([self.batch(step) for step in steps])
+        steps = range(self.step, self.step + self.task.evaluated)
+        return self._losses([self.batch(step) for step in steps])
+
+    def held_out(self, every: int = 1, offset: int = 0) -> float:
+        """Return the loss on one in so many of the batches of held-out examples."""
+        found = self._held_out_batches[offset % every :: every]
+        losses = self._losses([self._augmented(chosen, i) for i, chosen in found])
+        return sum(losses) / len(losses)
 
     def save(self) -> dict[str, Any]:
         """Return copies of everything that training changes."""
@@ -422,21 +431,15 @@ class Training:
             generator = torch.Generator().manual_seed(7_919 * self.seed + epoch)
             self._epoch = epoch, torch.randperm(len(self.data), generator=generator)
         chosen = self._epoch[1][place * self.batch_size :][: self.batch_size]
-        return self._augmented(chosen, 1_000_003 * self.seed + step)
+        return self._augmented(self.data.held_out + chosen, 1_000_003 * self.seed + step)
 
-    def _mean(self, batches: list[tuple[Tensor, Tensor]]) -> float:
+    @torch.no_grad()
+    def _losses(self, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
         buffers = [b.clone() for b in self.model.buffers()]
-        # Together unless a batch has statistics of its own, or a compiled function has its shape.
-        size = 1 if buffers or self.task.large else 8
-        losses = []
-        for i in range(0, len(batches), size):
-            inputs, targets = (
-                torch.cat(parts) for parts in zip(*batches[i : i + size], strict=True)
-            )
-            losses.append(self.loss(inputs, targets).double() * len(batches[i : i + size]))
+        losses = [self.loss(*batch).double() for batch in batches]
         for b, saved in zip(self.model.buffers(), buffers, strict=True):
             b.copy_(saved)
-        return torch.stack(losses).sum().item() / len(batches)
+        return torch.stack(losses).tolist()
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.task.large):
