@@ -3,25 +3,26 @@
     python benchmarks/forecast_table.py [--records DIR]
 
 Each forecast is computed from what the record holds of the steps before the branch: mini-batch
-losses, and losses at averaged weights (half-life 5 % of the steps so far) every 50 steps. The runs
-that the forecast was tuned on are named in `TUNED`; the tables and the figure show the others.
+losses, and losses at averaged weights (half-life 5 % of the steps so far) every 50 steps. The plan,
+`forecast_plan.md`, says which runs the forecast was tuned on.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from forecast import PLACES
 from tables import replace_table
 
 from equilibrate.forecast.outcome import KEPT, History, Outcomes, Samples, outcomes, shares
+from equilibrate.forecast.progress import fit
 from equilibrate.schedulers.cooldown import judge
 
 ROOT = Path(__file__).parents[1]
@@ -32,10 +33,15 @@ TITLES = {
     "transformer": "small transformer, AdamW",
     "vit": "vision transformer, AdamW",
     "mlp": "MLP, SGD",
+    "clipped": "MLP, SGD, clipped",
+    "muon": "MLP, Muon",
     "batchnorm": "ResNet, BatchNorm, SGD",
     "groupnorm": "ResNet, GroupNorm, SGD",
 }
-TUNED = {f"{task}-10" for task in TITLES}
+TUNED = re.compile(r"(gpt2|transformer)-1[0-2]\b|\w+-31\b")
+"""Runs that constants were chosen on."""
+SEEN = re.compile(r"(gpt2|transformer)-2[0-2]\b")
+"""Runs that were looked at before the constants were chosen on others."""
 LONG = 0.5
 """Branches that are as long as this share of the steps before them have a row of their own."""
 NOTHING = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
@@ -57,12 +63,16 @@ class Branch:
     """Loss before, less the loss after the cooldown."""
     realised_over: float
     """Loss after staying, less the loss after the cooldown; nan if it was not recorded."""
+    held_out: float
+    """The realised gain on held-out examples."""
     averaged: float
     """Rival: the loss now, less that of averaged weights."""
     power_law: float
     """Rival: the fall of a power law through all losses so far."""
     annealing: float
-    """Rival: what an annealing law says that was fitted to another run of the task."""
+    """Rival: the law of arXiv 2408.11029, fitted to another run of the task."""
+    multi_power: float
+    """Rival: the law of arXiv 2503.12811, fitted to the same run."""
     gradients: float
     """Rival of `over`: E_h, half the mean of (θ − m)·g."""
 
@@ -71,24 +81,40 @@ def history(record: dict[str, Any], step: int) -> History:
     """Return what a forecaster would know at a step."""
     first = step // 2
     losses = np.array(record["losses"][first:step])
-    checks = np.array([row for row in record["checks"] if row[0] <= step])
-    share = record["ages"][-1] / math.log(2)
-    ages = share / (1 + share) * checks[:, 0]
-    products = np.array([row for row in record["products"] if row[0] < step])
+    pairs = np.array([row for row in record["comparisons"] if row[0] <= step])
+    products = np.array([row[:3] for row in record["products"] if row[0] < step])
     return History(
         step,
         np.arange(first, step) + 0.5,
         losses,
         np.ones(len(losses)),
         Samples(products[:, 0], products[:, 2], products[:, 1]) if len(products) else NOTHING,
-        Samples(checks[:, 0], checks[:, 1] - checks[:, -1], ages, checks[:, 1]),
+        Samples(pairs[:, 0], pairs[:, 2] - pairs[:, 3], pairs[:, 1], pairs[:, 2]),
     )
 
 
-def evaluated(record: dict[str, Any], step: int, end: int) -> float:
-    """Return the loss around a step, on batches after another; nan if it was not recorded."""
-    found = record["evaluations"].get(f"{step} {end}", [])
-    return float(np.mean(found)) if len(found) == PLACES else math.nan
+def realised(record: dict[str, Any], made: dict[str, Any]) -> tuple[float, float]:
+    """Return by how much the loss fell in a branch, and by how much more than in the trunk.
+
+    nan if a loss was not recorded. If no example was trained on twice these are losses on held-out
+    examples. If examples are repeated, those that were seen a short while ago have a lower loss:
+    the branch is compared with the trunk on the batches that come next, which both have seen
+    equally long ago, and the fall of the trunk is that of a curve through its losses.
+    """
+    step, end = made["step"], made["step"] + made["horizon"]
+    if record["batch_size"] * record["steps"] <= record["examples"]:
+        before, staying = (made[f"held_out_{name}"] for name in ("before", "staying"))
+        found = (math.nan if x is None else x - made["held_out"] for x in (before, staying))
+        return next(found), next(found)
+    losses, coming = np.array(record["losses"]), np.array(made["coming"])
+    if len(losses) < end + len(coming):
+        return math.nan, math.nan
+    over = float((losses[end : end + len(coming)] - coming).mean())
+    steps = np.arange(step // 2, min(len(losses), end + step // 4))
+    curve = fit(steps + 0.5, losses[steps], np.ones(len(steps)), len(losses))
+    assert curve is not None
+    before, staying = curve.past(np.array([step, end]))
+    return float(before - staying) + over, over
 
 
 def power_law(losses: np.ndarray, ahead: float) -> float:
@@ -104,23 +130,24 @@ def power_law(losses: np.ndarray, ahead: float) -> float:
     return best[1]
 
 
+Lowered = Callable[[float, np.ndarray], np.ndarray]
+"""What the loss falls by in a linear cooldown from a learning rate over some steps, up to a factor,
+because the rate was lowered."""
+
+
 @dataclass(frozen=True)
 class AnnealingLaw:
-    """L = L₀ + A S₁^−α − C S₂ (arXiv 2408.11029), with S₁ the sum of all learning rates.
+    """L = L₀ + A S₁^−α − B D, with S₁ the sum of all learning rates, and D what lowering did."""
 
-    S₂ is the sum of what the learning rate was lowered by, each with a momentum λ.
-    """
-
-    momentum: float
-    power: float
     weights: np.ndarray
+    power: float
+    lowered: Lowered
 
     def terms(self, lr: float, step: np.ndarray, horizon: np.ndarray) -> np.ndarray:
-        """Return 1, S₁^−α and −S₂ after some constant steps and a linear cooldown."""
-        kept = 1 / (1 - self.momentum)
-        lowered = lr * kept * (1 - kept * (1 - self.momentum**horizon) / np.maximum(horizon, 1))
+        """Return 1, S₁^−α and −D after some constant steps and a linear cooldown."""
         area = lr * (step + horizon / 2)
-        return np.stack([np.ones(len(step)), area**-self.power, -lowered * (horizon > 0)], axis=1)
+        lowered = self.lowered(lr, horizon) * (horizon > 0)
+        return np.stack([np.ones(len(step)), area**-self.power, -lowered], axis=1)
 
     def gain(self, lr: float, step: int, horizon: int) -> float:
         """Return the fall of the loss in a cooldown."""
@@ -128,30 +155,56 @@ class AnnealingLaw:
         return ((now - end) @ self.weights).item()
 
 
-def annealing_law(record: dict[str, Any]) -> AnnealingLaw:
-    """Fit the law to a trunk and the ends of its cooldowns, which together weigh as much."""
+def with_momentum() -> Iterator[Lowered]:
+    """Yield the terms of arXiv 2408.11029: D sums what the rate was lowered by, with a momentum."""
+
+    def lowered(momentum: float, lr: float, horizon: np.ndarray) -> np.ndarray:
+        kept = 1 / (1 - momentum)
+        after = kept * (1 - momentum**horizon) / np.maximum(horizon, 1)
+        return lr * kept * (1 - after * (1 - momentum))
+
+    for momentum in (0.9, 0.98, 0.99, 0.995, 0.998, 0.999):
+        yield functools.partial(lowered, momentum)
+
+
+def multi_power() -> Iterator[Lowered]:
+    """Yield the terms of arXiv 2503.12811.
+
+    Each lowering by dη of the rate η adds dη [1 − (1 + C η^−γ S)^−β], with S the sum of the rates
+    that come after it. In a linear cooldown η = u η₀ and S = η₀ n u²/2.
+    """
+    u = (np.arange(64) + 0.5) / 64
+
+    def lowered(c: float, beta: float, gamma: float, lr: float, horizon: np.ndarray) -> np.ndarray:
+        x = c * lr ** (1 - gamma) * horizon[:, None] / 2 * u ** (2 - gamma)
+        return lr * (1 - (1 + x) ** -beta).mean(1)
+
+    grid = itertools.product(np.logspace(-1, 4, 11).tolist(), (0.2, 0.5, 1.0), (0.0, 0.5, 1.0))
+    for c, beta, gamma in grid:
+        yield functools.partial(lowered, c, beta, gamma)
+
+
+def annealing_law(record: dict[str, Any], terms: Iterator[Lowered]) -> AnnealingLaw:
+    """Fit a law to a trunk and the ends of its cooldowns, which together weigh as much."""
     losses, lr = np.array(record["losses"]), record["settings"]["lr"]
     steps = np.arange(len(losses) // 12, len(losses), len(losses) // 50)
     width = len(losses) // 100
     smooth = np.array([losses[step - width : step + width].mean() for step in steps])
     made = [b for b in record["branches"] if b["kind"] == "cooldown"]
-    pairs = [(b, evaluated(record, b["step"], b["step"] + b["horizon"]) - b["loss"]) for b in made]
-    ends, gains = zip(*[(b, gain) for b, gain in pairs if not math.isnan(gain)], strict=True)
-    begun = np.array([b["step"] for b in ends])
-    starts = np.interp(begun, steps, smooth)
+    ends = [(b, gain) for b in made if not math.isnan(gain := realised(record, b)[0])]
+    begun, gains = np.array([b["step"] for b, _ in ends]), np.array([gain for _, gain in ends])
     step = np.concatenate([steps, begun])
-    horizon = np.concatenate([0 * steps, [b["horizon"] for b in ends]])
-    target = np.concatenate([smooth, starts - gains])
+    horizon = np.concatenate([0 * steps, [b["horizon"] for b, _ in ends]])
+    target = np.concatenate([smooth, np.interp(begun, steps, smooth) - gains])
     root = np.sqrt([1.0] * len(steps) + [len(steps) / len(ends)] * len(ends))
-    best = (math.inf, AnnealingLaw(0.99, 0.5, np.zeros(3)))
-    for momentum in (0.9, 0.98, 0.99, 0.995, 0.998, 0.999):
-        for power in np.linspace(0.1, 2, 39).tolist():
-            law = AnnealingLaw(momentum, power, np.zeros(3))
-            a = law.terms(lr, step, horizon) * root[:, None]
-            fitted, *_ = np.linalg.lstsq(a, target * root, rcond=None)
-            square = float(((a @ fitted - target * root) ** 2).sum())
-            if square < best[0]:
-                best = square, AnnealingLaw(momentum, power, fitted)
+    best = (math.inf, AnnealingLaw(np.zeros(3), 0.5, lambda _, horizon: 0.0 * horizon))
+    for lowered, power in itertools.product(terms, np.linspace(0.1, 2, 20).tolist()):
+        law = AnnealingLaw(np.zeros(3), power, lowered)
+        a = law.terms(lr, step, horizon) * root[:, None]
+        fitted, *_ = np.linalg.lstsq(a, target * root, rcond=None)
+        square = float(((a @ fitted - target * root) ** 2).sum())
+        if square < best[0]:
+            best = square, AnnealingLaw(fitted, power, lowered)
     return best[1]
 
 
@@ -162,40 +215,44 @@ def gradients_alone(record: dict[str, Any], step: int) -> float:
 
 
 def branches(
-    run: str, record: dict[str, Any], law: AnnealingLaw | None = None, *, closure: bool = True
+    run: str, record: dict[str, Any], laws: Sequence[AnnealingLaw] = (), *, closure: bool = True
 ) -> Iterator[Branch]:
     """Yield the cooldowns of a run that begin after the first eighth of its trunk.
 
-    A branch is left out if its run was stopped before the losses around its beginning were known
-    or, without a closure, before its samples of gradients were written.
+    A branch is left out if its run was stopped before the losses that it is compared with were
+    known or, without a closure, before its samples of gradients were written.
     """
     for made in record["branches"]:
-        step, n, end = made["step"], made["horizon"], made["loss"]
-        now, staying = (evaluated(record, at, step + n) for at in (step, step + n))
-        if made["kind"] != "cooldown" or step < record["steps"] / 8 or math.isnan(now):
+        step, n = made["step"], made["horizon"]
+        if made["kind"] != "cooldown" or step < record["steps"] / 8:
             continue
-        past = history(record, step)
-        if not closure and not len(past.products.steps):
+        past, (gained, gained_over) = history(record, step), realised(record, made)
+        if math.isnan(gained) or not (closure or len(past.products.steps)):
             continue
         found = outcomes(past if closure else replace(past, differences=NOTHING), n)
         if not isinstance(found, Outcomes):
             raise SystemExit(f"{run} at step {step}: {found}")
         gain, over = found.gain(KEPT, 1), found.gain(KEPT, 1, than=(1, 0))
+        rivals = [law.gain(record["settings"]["lr"], step, n) for law in laws]
+        annealing, multi = rivals or (math.nan, math.nan)
+        before = made["held_out_before"]
         yield Branch(
-            run,
-            record["task"],
-            step,
-            n,
-            gain.value,
-            gain.margin,
-            over.value,
-            over.margin,
-            now - end,
-            staying - end,
-            float(past.differences.values[-8:].mean()),
-            power_law(np.array(record["losses"][:step]), n),
-            law.gain(record["settings"]["lr"], step, n) if law else math.nan,
-            gradients_alone(record, step),
+            run=run,
+            task=record["task"],
+            step=step,
+            horizon=n,
+            gain=gain.value,
+            margin=gain.margin,
+            over=over.value,
+            over_margin=over.margin,
+            realised=gained,
+            realised_over=gained_over,
+            held_out=math.nan if before is None else before - made["held_out"],
+            averaged=float(past.differences.values[-8:].mean()),
+            power_law=power_law(np.array(record["losses"][:step]), n),
+            annealing=annealing,
+            multi_power=multi,
+            gradients=gradients_alone(record, step),
         )
 
 
@@ -208,9 +265,10 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
     """
     lines = [
         "| | branches | realised/forecast gain: median, 10 % to 90 % | within 10 %; 20 % | "
-        "95 % intervals cover | half-width of these/gain | error, nats: forecast; averaged "
-        "weights; power law; annealing law | the same of the gain over staying: forecast; E_h |",
-        "|" + " --- |" * 8,
+        "95 % intervals cover | half-width of these/gain | held-out/forecast gain | error, nats: "
+        "forecast; averaged weights; power law; two annealing laws | the same of the gain over "
+        "staying: forecast; E_h |",
+        "|" + " --- |" * 9,
     ]
     short = [b for b in found if b.horizon < LONG * b.step]
     for title, chosen in [
@@ -227,7 +285,7 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
             width = np.median([b.margin / b.gain for b in chosen])
             errors = [
                 _mean_error([b.realised - getattr(b, name) for b in chosen])
-                for name in ("gain", "averaged", "power_law", "annealing")
+                for name in ("gain", "averaged", "power_law", "annealing", "multi_power")
             ]
             overs = [
                 _mean_error([b.realised_over - getattr(b, name) for b in chosen])
@@ -236,7 +294,8 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
             lines.append(
                 f"| {title} | {len(chosen)} | {middle:.2f}, {low:.2f} to {high:.2f} | "
                 f"{np.mean(off < 0.1):.0%}; {np.mean(off < 0.2):.0%} | {cover:.0%} | "
-                f"{width:.0%} | {'; '.join(errors)} | {'; '.join(overs)} |"
+                f"{width:.0%} | {np.nanmedian([b.held_out / b.gain for b in chosen]):.2f} | "
+                f"{'; '.join(errors)} | {'; '.join(overs)} |"
             )
     return "\n".join(lines)
 
@@ -268,9 +327,9 @@ def what_if(records: dict[str, dict[str, Any]]) -> str:
                 found = outcomes(history(record, step), n)
                 assert isinstance(found, Outcomes)
                 gain = found.gain(kept, removed)
-                realised = evaluated(record, step, step + n) - made["loss"]
-                ratios.append(realised / gain.value)
-                covered.append(gain.covers(realised))
+                if not math.isnan(gained := realised(record, made)[0]):
+                    ratios.append(gained / gain.value)
+                    covered.append(gain.covers(gained))
         if ratios:
             low, middle, high = np.percentile(ratios, [10, 50, 90])
             cells = f"{middle:.2f}, {low:.2f} to {high:.2f} | {np.mean(covered):.0%}"
@@ -288,7 +347,7 @@ def ordering(records: dict[str, dict[str, Any]]) -> str:
         runs = [
             r
             for name, r in records.items()
-            if r["task"] == task and re.match(rf"{task}-11(-|$)|gpt2-12", name)
+            if r["task"] == task and re.match(r"gpt2-2|\w+-41", name)
         ]
         cooldowns = [b for r in runs for b in r["branches"] if b["kind"] == "cooldown"]
         for step in sorted({b["step"] for b in cooldowns}):
@@ -306,9 +365,9 @@ def ordering(records: dict[str, dict[str, Any]]) -> str:
 
 
 def _ends(record: dict[str, Any], step: int, horizon: int) -> tuple[float, ...] | None:
-    """Return the loss after a cooldown, its forecast, the loss before, and that of the average."""
+    """Return the held-out loss after a cooldown, its forecast, the loss before, and averaged."""
     wanted = {"step": step, "kind": "cooldown", "horizon": horizon}
-    ends = [made["loss"] for made in record["branches"] if wanted.items() <= made.items()]
+    ends = [made["held_out"] for made in record["branches"] if wanted.items() <= made.items()]
     if not ends:
         return None
     past = history(record, step)
@@ -370,12 +429,12 @@ def draw(found: list[Branch], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _law_of_another(run: str, records: dict[str, dict[str, Any]]) -> AnnealingLaw | None:
-    """Return the annealing law of another run of the task, a finished one if there is."""
+def _laws_of_another(run: str, records: dict[str, dict[str, Any]]) -> list[AnnealingLaw]:
+    """Return the annealing laws of another run of the task, a finished one if there is."""
     task = run.split("-")[0]
     others = [name for name in sorted(records) if name.split("-")[0] == task and name != run]
     others.sort(key=lambda name: not records[name].get("finished"))
-    return annealing_law(records[others[0]]) if others else None
+    return [annealing_law(records[others[0]], f()) for f in (with_momentum, multi_power) if others]
 
 
 def chosen_share(record: dict[str, Any]) -> float:
@@ -401,7 +460,7 @@ def beginnings(records: dict[str, dict[str, Any]]) -> str:
     for name, record in records.items():
         total = record["steps"]
         ends = {
-            made["horizon"] / total: made["loss"]
+            made["horizon"] / total: made["held_out"]
             for made in record["branches"]
             if made["step"] + made["horizon"] == total and made["kind"] == "cooldown"
         }
@@ -424,30 +483,26 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     paths = sorted(options.records.glob("*.json"))
     records = {path.stem: json.loads(path.read_text()) for path in paths}
-    made = {
-        run: list(branches(run, record, _law_of_another(run, records)))
-        for run, record in sorted(records.items())
-    }
-    found = [b for run, chosen in made.items() if run not in TUNED for b in chosen]
-    tuned = [b for run, chosen in made.items() if run in TUNED for b in chosen]
-    without = [
-        b
-        for run, record in records.items()
-        if run not in TUNED
-        for b in branches(run, record, _law_of_another(run, records), closure=False)
-    ]
+    laws = {run: _laws_of_another(run, records) for run in records}
+    made = {run: list(branches(run, record, laws[run])) for run, record in records.items()}
+    tuned, seen = (
+        [b for run in made if pattern.match(run) for b in made[run]] for pattern in (TUNED, SEEN)
+    )
+    reported = {r: v for r, v in records.items() if not TUNED.match(r) and not SEEN.match(r)}
+    found = [b for run in reported for b in made[run]]
+    without = [b for run in reported for b in branches(run, records[run], laws[run], closure=False)]
     if not found:
         raise SystemExit(f"{options.records} holds no branch to report")
-    draw(found, FIGURE)
+    draw(found + seen, FIGURE)
     page = PAGE.read_text()
-    reported = {run: record for run, record in records.items() if run not in TUNED}
     parts = {
         "forecast": summary(found, without),
+        "forecast seen": summary(seen) if seen else "",
         "what if": what_if(reported),
-        "ordering": ordering(reported),
-        "forecast tuned": summary(tuned),
+        "ordering": ordering(records),
+        "forecast tuned": summary(tuned) if tuned else "",
         "beginnings": beginnings(reported),
-        "branches": table(found),
+        "branches": table(found + seen),
     }
     for name, text in parts.items():
         print(text, end="\n\n")

@@ -341,7 +341,7 @@ def judge(found: Outcomes | str, left: int, share: float) -> tuple[bool, str]:
     """Return whether to begin a linear decay now that ends with the training, and why.
 
     If it begins when the share u of the remaining steps is left, the run ends at
-    f(t + (1 − (1−κ)u)n) − u^0.15 N (`forecast.outcome`): waiting keeps more of the progress, and
+    f(t + (1 − (1−κ)u)n) − u^0.2 N (`forecast.outcome`): waiting keeps more of the progress, and
     leaves more of the noise. Before the last fifth of the training, and not in its first half, the
     decay begins if it gains something beyond its error bar and every later beginning is worse by
     more than half of a standard error; in the last fifth, if no later one is better. A loss that
