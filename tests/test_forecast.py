@@ -224,15 +224,16 @@ class Replicas:
 @pytest.mark.parametrize("closure", [True, False])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_noise_is_what_a_cooldown_of_a_quadratic_gains(momentum, closure):
-    """At its noise floor, with a mean made for the cooldown, within three standard deviations of
-    other seeds. Gradients alone tell a fifth less, because networks are steeper."""
+    """At its noise floor, with a mean made for the cooldown. Gradients alone tell a fifth less,
+    because networks are steeper. The mean loses up to 12 % more than the cooldown, in modes of high
+    curvature, and the level of the loss has an error of 1.5 %: 16 % is that and three errors."""
     hessian = torch.logspace(-2.5, 0, 8, dtype=torch.float64)
     model = Quadratic(hessian, torch.ones(8), 0.5 * (1 - momentum), momentum)
     run = Replicas(model, replicas=4000, horizon=200, closure=closure).train([model.lr] * 1500)
     forecast = run.forecaster.forecast(200)
     gained = run.replicas * cooldown_gain(model, linear_cooldown(model.lr, 200))
-    told, within = (gained, 0.11) if closure else (0.8 * gained, 0.12)
-    assert forecast.noise.value == pytest.approx(told, rel=within)
+    told = gained if closure else 0.8 * gained
+    assert forecast.noise.value == pytest.approx(told, rel=0.16)
     assert forecast.noise.covers(gained)
     floor = run.replicas * model.excess_loss
     assert forecast.now.value == pytest.approx(floor, abs=3 * forecast.now.stderr)
