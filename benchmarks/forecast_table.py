@@ -96,17 +96,17 @@ def history(record: dict[str, Any], step: int) -> History:
 def realised(record: dict[str, Any], made: dict[str, Any]) -> tuple[float, float]:
     """Return by how much the loss fell in a branch, and by how much more than in the trunk.
 
-    nan if a loss was not recorded. If no example was trained on twice these are losses on held-out
-    examples. If examples are repeated, those that were seen a short while ago have a lower loss:
-    the branch is compared with the trunk on the batches that come next, which both have seen
-    equally long ago, and the fall of the trunk is that of a curve through its losses.
+    nan if a loss was not recorded. Images are seen several times, and examples that were seen a
+    short while ago have a lower loss. So the branch is compared with the trunk on the batches that
+    come next, which both have seen equally long ago, and the fall of the trunk is that of a curve
+    through its losses. Older records have losses on batches of examples that are seen once.
     """
     step, end = made["step"], made["step"] + made["horizon"]
-    if record["batch_size"] * record["steps"] <= record["examples"]:
+    losses, coming = np.array(record["losses"]), np.array(made["coming"])
+    if not len(coming):
         before, staying = (made[f"held_out_{name}"] for name in ("before", "staying"))
         found = (math.nan if x is None else x - made["held_out"] for x in (before, staying))
         return next(found), next(found)
-    losses, coming = np.array(record["losses"]), np.array(made["coming"])
     if len(losses) < end + len(coming):
         return math.nan, math.nan
     over = float((losses[end : end + len(coming)] - coming).mean())
@@ -197,15 +197,17 @@ def annealing_law(record: dict[str, Any], terms: Iterator[Lowered]) -> Annealing
     horizon = np.concatenate([0 * steps, [b["horizon"] for b, _ in ends]])
     target = np.concatenate([smooth, np.interp(begun, steps, smooth) - gains])
     root = np.sqrt([1.0] * len(steps) + [len(steps) / len(ends)] * len(ends))
-    best = (math.inf, AnnealingLaw(np.zeros(3), 0.5, lambda _, horizon: 0.0 * horizon))
-    for lowered, power in itertools.product(terms, np.linspace(0.1, 2, 20).tolist()):
-        law = AnnealingLaw(np.zeros(3), power, lowered)
+    best: AnnealingLaw | None = None
+    least = math.inf
+    for lowered, power in itertools.product(terms, [k / 10 for k in range(1, 21)]):
+        law = AnnealingLaw(weights=np.zeros(3), power=power, lowered=lowered)
         a = law.terms(lr, step, horizon) * root[:, None]
         fitted, *_ = np.linalg.lstsq(a, target * root, rcond=None)
         square = float(((a @ fitted - target * root) ** 2).sum())
-        if square < best[0]:
-            best = square, AnnealingLaw(fitted, power, lowered)
-    return best[1]
+        if square < least:
+            least, best = square, replace(law, weights=fitted)
+    assert best is not None
+    return best
 
 
 def gradients_alone(record: dict[str, Any], step: int) -> float:
@@ -464,14 +466,20 @@ def beginnings(records: dict[str, dict[str, Any]]) -> str:
             for made in record["branches"]
             if made["step"] + made["horizon"] == total and made["kind"] == "cooldown"
         }
-        if set(shares) <= set(ends):
+        if {0.2, 0.1} <= set(ends):
             share = chosen_share(record)
-            end = np.interp(share, sorted(ends), [ends[u] for u in sorted(ends)])
-            cells = [f"{ends[u]:.4f}" for u in shares] + [f"{end:.4f} ({share:.2g})"]
+            cells = [_loss(ends.get(u)) for u in shares]
+            known = sorted(ends)
+            end = np.interp(share, known, [ends[u] for u in known]) if share <= known[-1] else None
+            cells.append(f"{_loss(end)} ({share:.2g})")
             others = [record["schedules"].get(kind) for kind in kinds]
-            cells += ["–" if loss is None else f"{loss:.4f}" for loss in others]
+            cells += [_loss(loss) for loss in others]
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _loss(loss: float | None) -> str:
+    return "–" if loss is None else f"{loss:.4f}"
 
 
 def main(arguments: list[str] | None = None) -> None:

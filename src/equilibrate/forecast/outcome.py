@@ -63,7 +63,7 @@ GROWTH = 0.2
 """Power of the length of a cooldown with which the noise grows that it removes."""
 _STEEPNESS = 0.8
 """What ½(θ − m)·g is multiplied by: the loss is steeper than a quadratic along the fluctuations."""
-_STEEPNESS_ERROR, _NOISE_ERROR, _KEPT_ERROR = 0.15, 0.1, 0.1
+_STEEPNESS_ERROR, _NOISE_ERROR, _KEPT_ERROR = 0.15, 0.25, 0.1
 """Standard errors beyond those of samples and losses: of the steepness and of the noise, as shares
 of them, because a cooldown is not just a mean; and of κ. Chosen such that 95 % intervals cover on
 the runs that the forecast was tuned on."""
