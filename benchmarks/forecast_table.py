@@ -342,21 +342,20 @@ def what_if(records: dict[str, dict[str, Any]]) -> str:
 def ordering(records: dict[str, dict[str, Any]]) -> str:
     """Return how many pairs of runs of a task are ordered as their cooled-down losses, as a table.
 
-    Pairs are runs of one seed with another learning rate or batch size.
+    Pairs are runs on the same data with different learning rates.
     """
     lines = ["| task, step | pairs | forecast | loss | averaged weights |", "|" + " --- |" * 5]
     for task in TITLES:
-        runs = [
-            r
-            for name, r in records.items()
-            if r["task"] == task and re.match(r"gpt2-2|\w+-41", name)
-        ]
+        runs = [r for r in records.values() if r["task"] == task]
         cooldowns = [b for r in runs for b in r["branches"] if b["kind"] == "cooldown"]
         for step in sorted({b["step"] for b in cooldowns}):
             right, pairs = np.zeros(3, dtype=int), 0
             for horizon in sorted({b["horizon"] for b in cooldowns if b["step"] == step}):
-                ends = [end for r in runs if (end := _ends(r, step, horizon))]
-                for one, other in itertools.combinations(ends, 2):
+                ends = [(r, end) for r in runs if (end := _ends(r, step, horizon))]
+                for (run, one), (another, other) in itertools.combinations(ends, 2):
+                    same_data = run["data"] == another["data"]
+                    if not same_data or run["settings"]["lr"] == another["settings"]["lr"]:
+                        continue
                     pairs += 1
                     for i in range(3):
                         right[i] += (one[0] < other[0]) == (one[i + 1] < other[i + 1])
@@ -367,17 +366,18 @@ def ordering(records: dict[str, dict[str, Any]]) -> str:
 
 
 def _ends(record: dict[str, Any], step: int, horizon: int) -> tuple[float, ...] | None:
-    """Return the held-out loss after a cooldown, its forecast, the loss before, and averaged."""
+    """Return the loss after a cooldown, its forecast, the loss before, and averaged."""
     wanted = {"step": step, "kind": "cooldown", "horizon": horizon}
-    ends = [made["held_out"] for made in record["branches"] if wanted.items() <= made.items()]
-    if not ends:
+    made = [b for b in record["branches"] if wanted.items() <= b.items()]
+    if not made:
         return None
+    end = float(np.mean(made[0]["coming"] or made[0]["held_out"]))
     past = history(record, step)
     found = outcomes(past, horizon)
     assert isinstance(found, Outcomes), found
     loss = float(np.mean(record["losses"][step - 100 : step]))
     averaged = loss - float(past.differences.values[-8:].mean())
-    return ends[0], found.loss(KEPT, 1).value, loss, averaged
+    return end, found.loss(KEPT, 1).value, loss, averaged
 
 
 def table(found: list[Branch]) -> str:
@@ -426,7 +426,7 @@ def draw(found: list[Branch], path: Path) -> None:
             axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
             axis.set_ticks([], minor=True)
     figure.axes[0].set_ylabel("gained by the cooldown (nats)")
-    figure.axes[0].legend(frameon=False, fontsize=7, loc="upper left")
+    figure.axes[2].legend(frameon=False, fontsize=7, loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
@@ -507,7 +507,7 @@ def main(arguments: list[str] | None = None) -> None:
         "forecast": summary(found, without),
         "forecast seen": summary(seen) if seen else "",
         "what if": what_if(reported),
-        "ordering": ordering(records),
+        "ordering": ordering({r: v for r, v in records.items() if not TUNED.match(r)}),
         "forecast tuned": summary(tuned) if tuned else "",
         "beginnings": beginnings(reported),
         "branches": table(found + seen),
