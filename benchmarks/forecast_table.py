@@ -76,6 +76,11 @@ class Branch:
     gradients: float
     """Rival of `over`: E_h, half the mean of (θ − m)·g."""
 
+    @property
+    def both(self) -> float:
+        """Rival: what averaged weights and the power law say together."""
+        return self.averaged + self.power_law
+
 
 def history(record: dict[str, Any], step: int) -> History:
     """Return what a forecaster would know at a step."""
@@ -98,8 +103,9 @@ def realised(record: dict[str, Any], made: dict[str, Any]) -> tuple[float, float
 
     nan if a loss was not recorded. Images are seen several times, and examples that were seen a
     short while ago have a lower loss. So the branch is compared with the trunk on the batches that
-    come next, which both have seen equally long ago, and the fall of the trunk is that of a curve
-    through its losses. Older records have losses on batches of examples that are seen once.
+    come next, which both have seen equally long ago, less what the trunk learns during these. Its
+    fall is that of a curve through its losses. Older records have losses on batches of examples
+    that are seen once.
     """
     step, end = made["step"], made["step"] + made["horizon"]
     losses, coming = np.array(record["losses"]), np.array(made["coming"])
@@ -109,11 +115,11 @@ def realised(record: dict[str, Any], made: dict[str, Any]) -> tuple[float, float
         return next(found), next(found)
     if len(losses) < end + len(coming):
         return math.nan, math.nan
-    over = float((losses[end : end + len(coming)] - coming).mean())
     steps = np.arange(step // 2, min(len(losses), end + step // 4))
     curve = fit(steps + 0.5, losses[steps], np.ones(len(steps)), len(losses))
     assert curve is not None
-    before, staying = curve.past(np.array([step, end]))
+    before, staying, *later = curve.past(np.array([step, end, *range(end, end + len(coming))]))
+    over = float((losses[end : end + len(coming)] - coming).mean() + staying - np.mean(later))
     return float(before - staying) + over, over
 
 
@@ -161,7 +167,7 @@ def with_momentum() -> Iterator[Lowered]:
     def lowered(momentum: float, lr: float, horizon: np.ndarray) -> np.ndarray:
         kept = 1 / (1 - momentum)
         after = kept * (1 - momentum**horizon) / np.maximum(horizon, 1)
-        return lr * kept * (1 - after * (1 - momentum))
+        return lr * kept * (1 - momentum * after)
 
     for momentum in (0.9, 0.98, 0.99, 0.995, 0.998, 0.999):
         yield functools.partial(lowered, momentum)
@@ -268,8 +274,8 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
     lines = [
         "| | branches | realised/forecast gain: median, 10 % to 90 % | within 10 %; 20 % | "
         "95 % intervals cover | half-width of these/gain | held-out/forecast gain | error, nats: "
-        "forecast; averaged weights; power law; two annealing laws | the same of the gain over "
-        "staying: forecast; E_h |",
+        "forecast; averaged weights; power law; their sum; two annealing laws | the same of the "
+        "gain over staying: forecast; averaged weights; E_h |",
         "|" + " --- |" * 9,
     ]
     short = [b for b in found if b.horizon < LONG * b.step]
@@ -287,11 +293,11 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
             width = np.median([b.margin / b.gain for b in chosen])
             errors = [
                 _mean_error([b.realised - getattr(b, name) for b in chosen])
-                for name in ("gain", "averaged", "power_law", "annealing", "multi_power")
+                for name in ("gain", "averaged", "power_law", "both", "annealing", "multi_power")
             ]
             overs = [
                 _mean_error([b.realised_over - getattr(b, name) for b in chosen])
-                for name in ("over", "gradients")
+                for name in ("over", "averaged", "gradients")
             ]
             lines.append(
                 f"| {title} | {len(chosen)} | {middle:.2f}, {low:.2f} to {high:.2f} | "
@@ -432,11 +438,18 @@ def draw(found: list[Branch], path: Path) -> None:
 
 
 def _laws_of_another(run: str, records: dict[str, dict[str, Any]]) -> list[AnnealingLaw]:
-    """Return the annealing laws of another run of the task, a finished one if there is."""
-    task = run.split("-")[0]
-    others = [name for name in sorted(records) if name.split("-")[0] == task and name != run]
-    others.sort(key=lambda name: not records[name].get("finished"))
-    return [annealing_law(records[others[0]], f()) for f in (with_momentum, multi_power) if others]
+    """Return the annealing laws of another run of the task.
+
+    If possible it has the same data and learning rate, and was finished.
+    """
+    own = records[run]
+    others = [r for name, r in records.items() if r["task"] == own["task"] and name != run]
+
+    def distance(r: dict[str, Any]) -> tuple[bool, ...]:
+        return r["data"] != own["data"], r["settings"] != own["settings"], not r.get("finished")
+
+    others.sort(key=distance)
+    return [annealing_law(others[0], f()) for f in (with_momentum, multi_power) if others]
 
 
 def chosen_share(record: dict[str, Any]) -> float:
