@@ -58,7 +58,8 @@ class HeldOutLosses:
     def __init__(self, task: ForecastTask) -> None:
         half = task.around // PLACES
         self._places = [half * (2 * k + 1 - PLACES) for k in range(PLACES)]
-        self._moments = sorted({m for t, ns in task.branches.items() for m in (t, *_ends(t, ns))})
+        branches = [(t, n) for t, lengths in task.branches.items() for n in lengths]
+        self._moments = sorted({moment for t, n in branches for moment in (t, t + n)})
         self._found: dict[int, list[float]] = {moment: [] for moment in self._moments}
 
     def at(self, training: Training) -> None:
@@ -72,10 +73,6 @@ class HeldOutLosses:
         """Return the loss around a moment; None if not all of it is known."""
         losses = self._found.get(moment, [])
         return round(sum(losses) / PLACES, 6) if len(losses) == PLACES else None
-
-
-def _ends(step: int, lengths: tuple[int, ...]) -> list[int]:
-    return [step + n for n in lengths]
 
 
 def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace) -> None:

@@ -8,17 +8,17 @@ losses, and losses at averaged weights (half-life 5 % of the steps so far) every
 """
 
 import argparse
-import functools
 import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forecast_rivals import AnnealingLaw, fit_law, multi_power, power_law, with_momentum
 from tables import replace_table
 
 from equilibrate.forecast.outcome import KEPT, History, Outcomes, Samples, outcomes, shares
@@ -103,9 +103,9 @@ def realised(record: dict[str, Any], made: dict[str, Any]) -> tuple[float, float
 
     nan if a loss was not recorded. Images are seen several times, and examples that were seen a
     short while ago have a lower loss. So the branch is compared with the trunk on the batches that
-    come next, which both have seen equally long ago, less what the trunk learns during these. Its
-    fall is that of a curve through its losses. Older records have losses on batches of examples
-    that are seen once.
+    come next, which both have seen equally long ago. After a cooldown the trunk alone learns from
+    these, which is taken out. The fall of the trunk is that of a curve through its losses. Older
+    records have losses on batches of examples that are seen once.
     """
     step, end = made["step"], made["step"] + made["horizon"]
     losses, coming = np.array(record["losses"]), np.array(made["coming"])
@@ -119,101 +119,9 @@ def realised(record: dict[str, Any], made: dict[str, Any]) -> tuple[float, float
     curve = fit(steps + 0.5, losses[steps], np.ones(len(steps)), len(losses))
     assert curve is not None
     before, staying, *later = curve.past(np.array([step, end, *range(end, end + len(coming))]))
-    over = float((losses[end : end + len(coming)] - coming).mean() + staying - np.mean(later))
+    learned = staying - np.mean(later) if made["kind"] == "cooldown" else 0.0
+    over = float((losses[end : end + len(coming)] - coming).mean() + learned)
     return float(before - staying) + over, over
-
-
-def power_law(losses: np.ndarray, ahead: float) -> float:
-    """Return by how much a + b·t^−p through all losses, but for the first tenth, falls."""
-    t = np.arange(len(losses)) + 0.5
-    kept = t > len(losses) / 10
-    best = (math.inf, 0.0)
-    for p in np.linspace(0.05, 2, 40):
-        a = np.stack([np.ones(kept.sum()), t[kept] ** -p], axis=1)
-        fitted, residual, *_ = np.linalg.lstsq(a, losses[kept], rcond=None)
-        fall = fitted[1] * (len(losses) ** -p - (len(losses) + ahead) ** -p)
-        best = min(best, (float(residual[0]), float(fall)))
-    return best[1]
-
-
-Lowered = Callable[[float, np.ndarray], np.ndarray]
-"""What the loss falls by in a linear cooldown from a learning rate over some steps, up to a factor,
-because the rate was lowered."""
-
-
-@dataclass(frozen=True)
-class AnnealingLaw:
-    """L = L₀ + A S₁^−α − B D, with S₁ the sum of all learning rates, and D what lowering did."""
-
-    weights: np.ndarray
-    power: float
-    lowered: Lowered
-
-    def terms(self, lr: float, step: np.ndarray, horizon: np.ndarray) -> np.ndarray:
-        """Return 1, S₁^−α and −D after some constant steps and a linear cooldown."""
-        area = lr * (step + horizon / 2)
-        lowered = self.lowered(lr, horizon) * (horizon > 0)
-        return np.stack([np.ones(len(step)), area**-self.power, -lowered], axis=1)
-
-    def gain(self, lr: float, step: int, horizon: int) -> float:
-        """Return the fall of the loss in a cooldown."""
-        now, end = (self.terms(lr, np.array([step]), np.array([n])) for n in (0, horizon))
-        return ((now - end) @ self.weights).item()
-
-
-def with_momentum() -> Iterator[Lowered]:
-    """Yield the terms of arXiv 2408.11029: D sums what the rate was lowered by, with a momentum."""
-
-    def lowered(momentum: float, lr: float, horizon: np.ndarray) -> np.ndarray:
-        kept = 1 / (1 - momentum)
-        after = kept * (1 - momentum**horizon) / np.maximum(horizon, 1)
-        return lr * kept * (1 - momentum * after)
-
-    for momentum in (0.9, 0.98, 0.99, 0.995, 0.998, 0.999):
-        yield functools.partial(lowered, momentum)
-
-
-def multi_power() -> Iterator[Lowered]:
-    """Yield the terms of arXiv 2503.12811.
-
-    Each lowering by dη of the rate η adds dη [1 − (1 + C η^−γ S)^−β], with S the sum of the rates
-    that come after it. In a linear cooldown η = u η₀ and S = η₀ n u²/2.
-    """
-    u = (np.arange(64) + 0.5) / 64
-
-    def lowered(c: float, beta: float, gamma: float, lr: float, horizon: np.ndarray) -> np.ndarray:
-        x = c * lr ** (1 - gamma) * horizon[:, None] / 2 * u ** (2 - gamma)
-        return lr * (1 - (1 + x) ** -beta).mean(1)
-
-    grid = itertools.product(np.logspace(-1, 4, 11).tolist(), (0.2, 0.5, 1.0), (0.0, 0.5, 1.0))
-    for c, beta, gamma in grid:
-        yield functools.partial(lowered, c, beta, gamma)
-
-
-def annealing_law(record: dict[str, Any], terms: Iterator[Lowered]) -> AnnealingLaw:
-    """Fit a law to a trunk and the ends of its cooldowns, which together weigh as much."""
-    losses, lr = np.array(record["losses"]), record["settings"]["lr"]
-    steps = np.arange(len(losses) // 12, len(losses), len(losses) // 50)
-    width = len(losses) // 100
-    smooth = np.array([losses[step - width : step + width].mean() for step in steps])
-    made = [b for b in record["branches"] if b["kind"] == "cooldown"]
-    ends = [(b, gain) for b in made if not math.isnan(gain := realised(record, b)[0])]
-    begun, gains = np.array([b["step"] for b, _ in ends]), np.array([gain for _, gain in ends])
-    step = np.concatenate([steps, begun])
-    horizon = np.concatenate([0 * steps, [b["horizon"] for b, _ in ends]])
-    target = np.concatenate([smooth, np.interp(begun, steps, smooth) - gains])
-    root = np.sqrt([1.0] * len(steps) + [len(steps) / len(ends)] * len(ends))
-    best: AnnealingLaw | None = None
-    least = math.inf
-    for lowered, power in itertools.product(terms, [k / 10 for k in range(1, 21)]):
-        law = AnnealingLaw(weights=np.zeros(3), power=power, lowered=lowered)
-        a = law.terms(lr, step, horizon) * root[:, None]
-        fitted, *_ = np.linalg.lstsq(a, target * root, rcond=None)
-        square = float(((a @ fitted - target * root) ** 2).sum())
-        if square < least:
-            least, best = square, replace(law, weights=fitted)
-    assert best is not None
-    return best
 
 
 def gradients_alone(record: dict[str, Any], step: int) -> float:
@@ -375,9 +283,8 @@ def ordering(records: dict[str, dict[str, Any]]) -> str:
             right, pairs = np.zeros(3, dtype=int), 0
             for horizon in sorted({b["horizon"] for b in cooldowns if b["step"] == step}):
                 ends = [(r, end) for r in runs if (end := _ends(r, step, horizon))]
-                for (run, one), (another, other) in itertools.combinations(ends, 2):
-                    same_data = run["data"] == another["data"]
-                    if not same_data or run["settings"]["lr"] == another["settings"]["lr"]:
+                for (a, one), (b, other) in itertools.combinations(ends, 2):
+                    if a["data"] != b["data"] or a["settings"]["lr"] == b["settings"]["lr"]:
                         continue
                     pairs += 1
                     for i in range(3):
@@ -465,8 +372,14 @@ def _laws_of_another(run: str, records: dict[str, dict[str, Any]]) -> list[Annea
     def distance(r: dict[str, Any]) -> tuple[bool, ...]:
         return r["data"] != own["data"], r["settings"] != own["settings"], not r.get("finished")
 
-    others.sort(key=distance)
-    return [annealing_law(others[0], f()) for f in (with_momentum, multi_power) if others]
+    if not others:
+        return []
+    source = min(others, key=distance)
+    cooldowns = [b for b in source["branches"] if b["kind"] == "cooldown"]
+    gains = {(b["step"], b["horizon"]): realised(source, b)[0] for b in cooldowns}
+    known = {moment: gain for moment, gain in gains.items() if not math.isnan(gain)}
+    losses, lr = np.array(source["losses"]), source["settings"]["lr"]
+    return [fit_law(losses, lr, known, terms()) for terms in (with_momentum, multi_power)]
 
 
 def chosen_share(record: dict[str, Any]) -> float:
