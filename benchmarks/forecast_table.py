@@ -21,7 +21,7 @@ import numpy as np
 from forecast_rivals import AnnealingLaw, fit_law, multi_power, power_law, with_momentum
 from tables import replace_table
 
-from equilibrate.forecast.outcome import KEPT, History, Outcomes, Samples, outcomes, shares
+from equilibrate.forecast.outcome import KEPT, History, Outcomes, Samples, outcomes
 from equilibrate.forecast.progress import fit
 from equilibrate.schedulers.cooldown import judge
 
@@ -42,6 +42,8 @@ TUNED = re.compile(r"(gpt2|transformer)-1[0-2]\b|\w+-31\b")
 """Runs that constants were chosen on."""
 SEEN = re.compile(r"(gpt2|transformer)-2[0-2]\b")
 """Runs that were looked at before the constants were chosen on others."""
+NEWEST = re.compile(r"\w+-5\d\b")
+"""Runs that were made after the formulas for other learning rates and batches had been chosen."""
 LONG = 0.5
 """Branches that are as long as this share of the steps before them have a row of their own."""
 NOTHING = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
@@ -239,9 +241,9 @@ def _mean_error(errors: list[float]) -> str:
 
 
 CHANGES = {
-    "half": ("half the learning rate", shares(0.5, 1)),
-    "tenth": ("a tenth of it", shares(0.1, 1)),
-    "batch": ("twice the batch", shares(1, 2)),
+    "half": ("half the learning rate", 0.5, 1),
+    "tenth": ("a tenth of it", 0.1, 1),
+    "batch": ("twice the batch", 1, 2),
 }
 
 
@@ -252,14 +254,14 @@ def what_if(records: dict[str, dict[str, Any]]) -> str:
         "95 % intervals cover |",
         "|" + " --- |" * 4,
     ]
-    for kind, (title, (kept, removed)) in CHANGES.items():
+    for kind, (title, lr, batch) in CHANGES.items():
         ratios, covered = [], []
         for record in records.values():
             for made in (b for b in record["branches"] if b["kind"] == kind):
                 step, n = made["step"], made["horizon"]
                 found = outcomes(history(record, step), n)
                 assert isinstance(found, Outcomes)
-                gain = found.gain(kept, removed)
+                gain = found.gain(*found.changed(lr, batch))
                 if not math.isnan(gained := realised(record, made)[0]):
                     ratios.append(gained / gain.value)
                     covered.append(gain.covers(gained))
@@ -273,7 +275,7 @@ def what_if(records: dict[str, dict[str, Any]]) -> str:
 def ordering(records: dict[str, dict[str, Any]]) -> str:
     """Return how many pairs of runs of a task are ordered as their cooled-down losses, as a table.
 
-    Pairs are runs on the same data with different learning rates.
+    Pairs are runs on the same data with different learning rates or batch sizes.
     """
     lines = ["| task, step | pairs | forecast | loss | averaged weights |", "|" + " --- |" * 5]
     for task in TITLES:
@@ -284,7 +286,7 @@ def ordering(records: dict[str, dict[str, Any]]) -> str:
             for horizon in sorted({b["horizon"] for b in cooldowns if b["step"] == step}):
                 ends = [(r, end) for r in runs if (end := _ends(r, step, horizon))]
                 for (a, one), (b, other) in itertools.combinations(ends, 2):
-                    if a["data"] != b["data"] or a["settings"]["lr"] == b["settings"]["lr"]:
+                    if a["data"] != b["data"] or _setting(a) == _setting(b):
                         continue
                     pairs += 1
                     for i in range(3):
@@ -293,6 +295,10 @@ def ordering(records: dict[str, dict[str, Any]]) -> str:
                 cells = " | ".join(map(str, right))
                 lines.append(f"| {TITLES[task]}, {step:,} | {pairs} | {cells} |")
     return "\n".join(lines)
+
+
+def _setting(record: dict[str, Any]) -> tuple[float, int]:
+    return record["settings"]["lr"], record["batch_size"]
 
 
 def _ends(record: dict[str, Any], step: int, horizon: int) -> tuple[float, ...] | None:
@@ -364,13 +370,13 @@ def draw(found: list[Branch], path: Path) -> None:
 def _laws_of_another(run: str, records: dict[str, dict[str, Any]]) -> list[AnnealingLaw]:
     """Return the annealing laws of another run of the task.
 
-    If possible it has the same data and learning rate, and was finished.
+    If possible it has the same data, learning rate and batch size, and was finished.
     """
     own = records[run]
     others = [r for name, r in records.items() if r["task"] == own["task"] and name != run]
 
     def distance(r: dict[str, Any]) -> tuple[bool, ...]:
-        return r["data"] != own["data"], r["settings"] != own["settings"], not r.get("finished")
+        return r["data"] != own["data"], _setting(r) != _setting(own), not r.get("finished")
 
     if not others:
         return []
@@ -451,7 +457,7 @@ def main(arguments: list[str] | None = None) -> None:
         "forecast seen": summary(seen) if seen else "",
         "errors": errors(found),
         "errors seen": errors(seen) if seen else "",
-        "what if": what_if(reported),
+        "what if": what_if({r: v for r, v in reported.items() if NEWEST.match(r)}),
         "ordering": ordering({r: v for r, v in records.items() if not TUNED.match(r)}),
         "forecast tuned": summary(tuned) if tuned else "",
         "beginnings": beginnings(reported),

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
 from equilibrate.forecast.losses import Losses, check_loss
-from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes, shares
+from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes
 from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers
@@ -155,7 +155,8 @@ class Forecaster(Watcher):
     def what_if(self, steps: int, *, lr: float = 1.0, batch: float = 1.0) -> Estimate:
         """Return the loss after some more steps with another learning rate and batch size.
 
-        The noise is proportional to the learning rate and inversely proportional to the batch size.
+        The noise is proportional to the learning rate, to the loss, and inversely to the batch
+        size. Progress slows down with the rate, and grows with the batch.
 
         Args:
             steps: Number of steps.
@@ -175,7 +176,7 @@ class Forecaster(Watcher):
         found = self.outcomes(check_steps("steps", steps))
         if isinstance(found, str):
             return Estimate(math.nan, math.nan, method=found)
-        return found.loss(*shares(lr, batch))
+        return found.loss(*found.changed(lr, batch))
 
     @contextmanager
     def averaged(self, model: nn.Module | None = None) -> Iterator[None]:

@@ -39,6 +39,15 @@ On an MLP whose loss has spikes this lowers the error by an eighth to a third.
 
 A mean has one age, and cooldowns have many lengths: N grows slowly with n, as n^0.2 in what was
 measured.
+
+**Other learning rates and batch sizes.** If the learning rate is multiplied by r and the batch size
+by s, the noise N is multiplied by r/s, and with it falls the loss that it is proportional to: where
+N is the share p of the loss,
+
+    1 − ρ = (r/s)(1 − p) / (1 − p r/s)
+
+With r = s each step does what s steps did, so κ is s there. A linear cooldown, whose mean rate is a
+half, keeps two thirds. Powers of r and s that have both are κ = r^0.585 s^0.415.
 """
 
 from __future__ import annotations
@@ -58,6 +67,8 @@ KEPT = 2 / 3
 _LR_POWER = math.log(KEPT) / math.log(0.5)
 """Power of the mean learning rate with which progress slows down: a linear cooldown, whose mean is
 a half, keeps two thirds of it."""
+_LARGEST = 0.5
+"""Largest share of the loss that noise is taken to be, where it changes with the loss."""
 _AGE = 1 / 3
 """Mean age of a mean that has lost as much noise as after a cooldown, in units of its length."""
 GROWTH = 0.2
@@ -138,23 +149,26 @@ class Outcomes:
             fall + more * self.noise.value, math.hypot(error, unsure, more * self.noise.stderr)
         )
 
+    def changed(self, lr: float, batch: float) -> tuple[float, float]:
+        """Return the shares of the progress and of the noise, κ and ρ, after a change.
+
+        Args:
+            lr: By what the learning rate is multiplied.
+            batch: By what the batch size is multiplied.
+
+        Returns:
+            The arguments of `loss` and `gain`.
+        """
+        rate, now = lr / batch, self.progress.now
+        part = self.noise.value / now if now > 0 else 0.0
+        part = min(max(part, 0.0), _LARGEST / max(1.0, rate))
+        left = rate * (1 - part) / (1 - rate * part)
+        return lr**_LR_POWER * batch ** (1 - _LR_POWER), 1 - left
+
 
 def _doubt(kept: float) -> float:
     """Return the standard error of a share of the progress: none of staying, none of stopping."""
     return _KEPT_ERROR * kept * (1 - kept) / (KEPT * (1 - KEPT))
-
-
-def shares(lr: float, batch: float) -> tuple[float, float]:
-    """Return the shares of the progress that is kept and of the noise that goes away.
-
-    Args:
-        lr: By what the learning rate is multiplied.
-        batch: By what the batch size is multiplied.
-
-    Returns:
-        The arguments of `Outcomes.loss`.
-    """
-    return lr**_LR_POWER, 1 - lr / batch
 
 
 def outcomes(history: History, horizon: int) -> Outcomes | str:
