@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from forecast_tasks import TASKS, Training
+from forecast_tasks import TASKS, Data, Training
 
 import equilibrate as eq
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure, and print and write the ratios."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -29,12 +29,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     task = TASKS["gpt2"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokens = torch.randint(64 if options.tiny else 16_384, (1 << 22,))
-    data = task.data(None, True)
-    data = type(data)(tokens, tokens, "random", 32 if options.tiny else 1024).to(device)
+    data = Data(tokens, tokens, "random", 0, 32 if options.tiny else 1024).to(device)
     training = Training(task, data, 0, tiny=options.tiny)
 
     def value(step: int) -> torch.Tensor:

@@ -117,3 +117,11 @@ def test_the_share_that_cooldown_would_choose(load, page):
     record = {"steps": 1000, "losses": own.tolist(), "comparisons": pairs, "products": []}
     assert page.chosen_share(record) == 0.5
     assert page.chosen_share(record | {"comparisons": pairs[:2]}) == 0.2
+
+
+def test_the_cost_is_measured_in_blocks(load, tmp_path):
+    path = tmp_path / "cost.json"
+    load("forecast_cost").main(["--tiny", "--rounds", "2", "--steps", "60", "--out", str(path)])
+    ratios = json.loads(path.read_text())["ratios"]
+    assert set(ratios) == {"Cooldown", "Cooldown, values", "bare again"}
+    assert all(len(found) == 2 and min(found) > 0.1 for found in ratios.values())
