@@ -106,20 +106,16 @@ class RunningMean:
         parameters: The parameters.
         optimizer: The optimizer that moves them.
         step: Number of steps so far.
-        every: Steps between two samples, on average.
     """
 
-    def __init__(
-        self, parameters: ParameterSet, optimizer: Optimizer, step: int, every: int
-    ) -> None:
+    def __init__(self, parameters: ParameterSet, optimizer: Optimizer, step: int) -> None:
         self._parameters = parameters
         buckets = parameters.buckets
         self._parts = [_BucketMean(bucket, optimizer, 1 / len(buckets)) for bucket in buckets]
         self._log = SampleLog(_ROWS)
-        self._every = every
         self._unseen = 1.0
         """Weight that the mean has not given to any sample yet."""
-        self._age, self._last = 0.0, step - every
+        self._age, self._last = 0.0, step - 1
         """Mean age of the parameters in the mean at the last sample, and the step of this one."""
         self._is_exchanged = False
 
@@ -154,7 +150,7 @@ class RunningMean:
 
     def sample(self, step: int, half_life: float) -> None:
         """Take a sample at a step, counted from 0, and move the mean."""
-        decay = 2 ** (-(step - self._last) / max(half_life, self._every))
+        decay = 2 ** (-(step - self._last) / half_life)
         self._unseen *= decay
         share = (1 - decay) / (1 - self._unseen)  # unbiased: the first sample has all the weight
         age = self.age(step)

@@ -127,11 +127,12 @@ class Watcher:
             with _NO_GRAD:
                 self._finish_step()
         if self._measured:
-            block = self._step // self._every
-            position = block * self._every + measured_position(block, self._every)
+            spacing = self._spacing()
+            block = self._step // spacing
+            position = block * spacing + measured_position(block, spacing)
             if position < self._step:  # of this block one has been measured, or is passed
                 block += 1
-                position = block * self._every + measured_position(block, self._every)
+                position = block * spacing + measured_position(block, spacing)
             self._next = position
 
     def _has_changed(self) -> bool:
@@ -185,6 +186,10 @@ class Watcher:
             self._known.append((len(group["params"]), getter, getter(group)))
 
     # For subclasses ---------------------------------------------------------------------------
+
+    def _spacing(self) -> int:
+        """Return the number of steps in the coming block, of which one is measured."""
+        return self._every
 
     def _settings(self) -> tuple[str, ...]:
         """Return the settings of a parameter group whose changes matter."""
