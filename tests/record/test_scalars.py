@@ -121,10 +121,10 @@ def test_a_cooldown_counts_its_own_steps_and_forecasts_until_it_decays():
     for _ in range(1000):
         noisy_steps(optimizer, 1)
         scheduler.step(1.0)
-        if scheduler.last_epoch == 500:
+        if scheduler.last_epoch == 400:
             row = observe(Sources.of(scheduler))
-            assert (row["step"], row["lrs"]) == (500, [0.1])
-            assert row["forecast"]["horizon"] == 100
+            assert (row["step"], row["lrs"]) == (400, [0.1])
+            assert row["forecast"]["horizon"] == 80
             assert eq.scalars(scheduler)["equilibrate/forecast/after"] == row["forecast"]["after"]
     assert scheduler.forecaster.step < 1000  # nothing is measured once it decays
     row = observe(Sources.of(scheduler))
