@@ -31,6 +31,7 @@ FIGURE, PAGE = ROOT / "docs" / "figures" / "forecast.png", ROOT / "docs" / "fore
 TITLES = {
     "gpt2": "GPT-2 124M, AdamW",
     "transformer": "small transformer, AdamW",
+    "text": "smallest transformer, AdamW",
     "vit": "vision transformer, AdamW",
     "mlp": "MLP, SGD",
     "clipped": "MLP, SGD, clipped",

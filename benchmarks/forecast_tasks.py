@@ -207,6 +207,11 @@ def small_transformer(tiny: bool) -> nn.Module:
     return Transformer(64, 32, 16, 2, 1) if tiny else Transformer(16_384, 128, 192, 6, 4)
 
 
+def smallest_transformer(tiny: bool) -> nn.Module:
+    """A transformer of three blocks and 440,000 parameters, for a CPU."""
+    return Transformer(64, 32, 16, 2, 1) if tiny else Transformer(1024, 32, 96, 4, 3)
+
+
 def gpt2(tiny: bool) -> nn.Module:
     """GPT-2 124M: 12 blocks of width 768, with as many rows for tokens as it has."""
     return Transformer(64, 32, 16, 2, 1) if tiny else Transformer(50_304, 1024, 768, 12, 12)
@@ -230,10 +235,14 @@ def images(name: str) -> Callable[[Path | None, bool], Data]:
     return make
 
 
-def linux_sources(length: int) -> Callable[[Path | None, bool], Data]:
+def linux_sources(length: int, symbols: int | None = None) -> Callable[[Path | None, bool], Data]:
     """Return a function that reads tokens of Linux's source code; the first hundredth is held out.
 
     It reads all of them for sequences of 1,024, and a part that is not repeated for shorter ones.
+
+    Args:
+        length: Length of a sequence.
+        symbols: Leave out all but the first tokens of the vocabulary, which are the most frequent.
     """
 
     def make(folder: Path | None, tiny: bool) -> Data:
@@ -242,6 +251,7 @@ def linux_sources(length: int) -> Callable[[Path | None, bool], Data]:
             return Data(tokens, tokens, "random", 64, 32)
         path = _file(folder, "tokens.bin.xz" if length == 1024 else "tokens-part.bin.xz")
         packed = np.frombuffer(lzma.decompress(path.read_bytes()), dtype="<u2")
+        packed = packed if symbols is None else packed[packed < symbols]
         tokens = torch.from_numpy(packed.astype(np.int16))
         fingerprint = hashlib.sha256(packed.tobytes()).hexdigest()[:16]
         return Data(tokens, tokens, fingerprint, len(packed) // length // 100, length)
@@ -309,6 +319,17 @@ TASKS = {
         branches=BRANCHES,
         warm_up=200,
         evaluated=64,
+    ),
+    "text": ForecastTask(
+        "Smallest transformer, Linux sources, AdamW",
+        smallest_transformer,
+        linux_sources(32, symbols=1024),
+        torch.optim.AdamW,
+        {"lr": 1e-3, "weight_decay": 0.1},
+        batch_size=32,
+        branches=BRANCHES,
+        warm_up=200,
+        evaluated=128,
     ),
     "vit": ForecastTask(
         "Vision transformer, CIFAR-10, AdamW",
