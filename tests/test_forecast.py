@@ -123,6 +123,21 @@ def test_samples_are_those_of_naive_code(name, every, horizon):
     torch.testing.assert_close(averaged, naive.mean(), rtol=1e-4, atol=1e-6)
 
 
+def test_a_mean_is_one_of_many_samples_from_the_beginning():
+    """Of all steps until a half-life has sixteen, and of one in 16 in the end."""
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    forecaster, naive = eq.Forecaster(optimizer), Naive(every=16)
+    module = nn.ParameterList([p])
+    for _ in range(3072):
+        p.grad = torch.randn(2)
+        naive.before(module)
+        optimizer.step()
+    steps = np.array([0] + [step for step, _, _ in products(forecaster)])
+    assert steps.tolist() == [step for step, _ in naive.seen]
+    assert [(steps < n).sum() for n in (320, 640, 1280, 2560, 3072)] == [320, 480, 640, 800, 832]
+
+
 def test_comparisons_are_those_of_naive_code():
     """Every 50 steps, the loss of the batch and its loss at the mean of all samples before."""
     torch.manual_seed(0)
@@ -249,6 +264,15 @@ def test_the_noise_is_what_a_cooldown_of_a_quadratic_gains(momentum, closure):
     assert forecast.noise.covers(gained)
     floor = run.replicas * model.excess_loss
     assert forecast.now.value == pytest.approx(floor, abs=3 * forecast.now.stderr)
+
+
+def test_a_young_mean_has_lost_the_noise_of_fast_modes():
+    """Which is that of independent samples: a mean of one step in eight would keep a tenth of it. The
+    noise is known to 1 %, and 1/44 of it is left in the mean of the first comparison."""
+    model = Quadratic(torch.ones(8), torch.ones(8), 1.0)
+    run = Replicas(model, replicas=1000).train([1.0] * 600)
+    noise = run.forecaster.forecast(100).noise.value
+    assert noise == pytest.approx(1000 * model.excess_loss, rel=0.05)
 
 
 @pytest.mark.parametrize("horizon", [150, 400])
