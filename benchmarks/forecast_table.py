@@ -97,7 +97,7 @@ def history(record: dict[str, Any], step: int) -> History:
         losses,
         np.ones(len(losses)),
         Samples(products[:, 0], products[:, 2], products[:, 1]) if len(products) else NOTHING,
-        Samples(pairs[:, 0], pairs[:, 2] - pairs[:, 3], pairs[:, 1], pairs[:, 2]),
+        Samples(pairs[:, 0], pairs[:, 2] - pairs[:, 3], pairs[:, 1]),
     )
 
 

@@ -122,14 +122,14 @@ class Forecaster(Watcher):
         Args:
             loss: The training loss of the step: a number, or a tensor, which is not waited for.
             closure: Returns the loss of the same mini-batch, as it was computed for `loss` but
-                without `backward`. It is called every 50 steps, without gradients, while the
-                parameters have their averaged values. Buffers of the `model` and the state of
-                random generators are restored. Under distributed training every process must pass
-                it.
+                without `backward`. It is called every 50 steps, or after the next one that is
+                sampled, without gradients, while the parameters have their averaged values. Buffers
+                of the `model` and the state of random generators are restored. Under distributed
+                training every process must pass it.
         """
         self._losses.add(loss)
-        is_due = self._step >= self._due and self._mean.taken
-        if is_due and closure is not None and loss is not None:
+        sampled = self._mean.taken and self._mean.last == self._step - 1
+        if sampled and self._step >= self._due and closure is not None and loss is not None:
             self._compare(check_loss(loss), closure)
 
     def forecast(self, horizon: float | None = None) -> Forecast:
@@ -436,7 +436,7 @@ class Forecaster(Watcher):
             losses[inside],
             counts[inside],
             samples,
-            self._compared.samples(own - averaged, since, own),
+            self._compared.samples(own - averaged, since),
         )
         return outcomes(history, horizon)
 

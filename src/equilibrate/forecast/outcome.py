@@ -32,10 +32,11 @@ and with it the noise of its gradient, whose variance is about proportional to t
 is multiplied by the loss now over that of its step. This matters where the loss falls fast: on
 GPT-2 124M it lowers the noise by 12 to 21 %.
 
-The steps at which losses are compared may by chance have mini-batches, or parameters, of a higher
-loss than others. The loss of every step is known, so this is corrected for: N is the intercept of
-the regression of the differences on the excess of the compared losses over the curve of all losses.
-On an MLP whose loss has spikes this lowers the error by an eighth to a third.
+The steps at which losses are compared, one in some 50, may by chance have more noise than others.
+½(θ − m)·g is known of each of these and of many steps between them, and differs from step to step
+as f(θ) − f(m) does: their correlation was 0.85 to 0.96 in networks. So it serves as a control
+variate: N is the regression of the differences on it, where it has its mean over all steps. That
+halves the error of N, or better, and needs neither a steepness nor gradients that are not clipped.
 
 A mean has one age, and cooldowns have many lengths: N grows slowly with n, as n^0.2 in what was
 measured.
@@ -82,7 +83,7 @@ mean tells in language models, 0.9 of it in an MLP and 1.2 to 2 times in network
 _FEWEST = 4
 """Samples without which there is no error bar."""
 _CORRECTED = 6
-"""Comparisons from which on they are corrected for the excess of their losses."""
+"""Comparisons of sampled steps from which on they are corrected for the noise of these steps."""
 _NORMAL = 1.96
 """Quantile of the normal distribution: few samples have the larger one of Student's."""
 
@@ -94,8 +95,6 @@ class Samples:
     steps: np.ndarray
     values: np.ndarray
     ages: np.ndarray
-    losses: np.ndarray | None = None
-    """The loss of each of these steps, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,9 @@ class History:
     counts: np.ndarray
     """Number of losses in each mean."""
     products: Samples
-    """(θ − m)·g."""
+    """(θ − m)·g, at steps that are counted from 0."""
     differences: Samples
-    """f(θ) − f(m) on one mini-batch."""
+    """f(θ) − f(m) on the mini-batch of the last step, after so many steps."""
 
 
 @dataclass(frozen=True)
@@ -184,45 +183,67 @@ def outcomes(history: History, horizon: int) -> Outcomes | str:
     progress = fit(history.steps, history.losses, history.counts, history.step)
     if progress is None:
         return f"{int(history.counts.sum())} losses are too few"
-    noise = _noise(history.differences, progress, horizon)
+    compared, sampled = (
+        _noises(samples, progress, horizon) for samples in (history.differences, history.products)
+    )
     relative = _NOISE_ERROR
-    if noise is None and (sampled := _noise(history.products, progress, horizon)) is not None:
-        noise = sampled.scaled(_STEEPNESS / 2)
+    if len(compared[1]) >= _FEWEST:
+        noise = _controlled(*compared, *sampled)
+    elif len(sampled[1]) >= _FEWEST:
+        noise = _mean(sampled[1]).scaled(_STEEPNESS / 2)
         relative = math.hypot(_NOISE_ERROR, _STEEPNESS_ERROR)
-    if noise is None:
+    else:
         return "too few gradients were sampled that are finite and not zero"
     error = math.hypot(noise.stderr, relative * noise.value)
     return Outcomes(horizon, progress, _estimate(noise.value, error))
 
 
-def _noise(samples: Samples, progress: Progress, horizon: int) -> Estimate | None:
-    """Return the noise from samples over the later half of the steps, or None if they are too few.
+def _noises(samples: Samples, progress: Progress, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps in the later half, and the noise at each: corrected for lag and age of the mean.
 
-    Each of them is corrected for the lag of its mean and for its age.
+    Of products it is twice the noise. There is none if all are zero, as of parameters that nothing
+    trains.
     """
-    chosen = (samples.steps >= progress.step / 2) & np.isfinite(samples.values)
+    chosen = np.flatnonzero((samples.steps >= progress.step / 2) & np.isfinite(samples.values))
+    chosen = chosen[np.argsort(samples.steps[chosen])]  # the log is a ring
     steps, values, ages = (a[chosen] for a in (samples.steps, samples.values, samples.ages))
-    if len(values) < _FEWEST or not values.any():
-        return None
+    if not values.any():
+        return steps[:0], values[:0]
     curve = progress.past(steps)
-    scale = _scale(horizon, ages) * _fallen(progress.now, curve)
-    noise = (values + progress.past(steps - ages) - curve) * scale
-    if samples.losses is None or len(values) < _CORRECTED:
-        found = estimates.mean(torch.from_numpy(noise))
-        return _estimate(found.value, found.margin / _NORMAL)
-    excess = (samples.losses[chosen] - curve) * scale
+    lag = progress.past(steps - ages) - curve
+    return steps, (values + lag) * _scale(horizon, ages) * _fallen(progress.now, curve)
+
+
+def _controlled(
+    steps: np.ndarray, noise: np.ndarray, sampled: np.ndarray, control: np.ndarray
+) -> Estimate:
+    """Return the mean noise, given a control variate at more steps.
+
+    Args:
+        steps: Steps after which losses were compared.
+        noise: What each comparison found.
+        sampled: Steps at which the control variate is known, counted from 0.
+        control: Its values.
+    """
+    _, i, j = np.intersect1d(steps - 1, sampled, return_indices=True)
+    if len(i) < _CORRECTED:
+        return _mean(noise)
+    gaps = np.diff(sampled, prepend=2 * sampled[0] - sampled[1])
+    noise, excess = noise[i], control[j] - np.average(control, weights=gaps)
     spread = excess - excess.mean()
     square = max(float(spread @ spread), 1e-300)
     slope = float(spread @ noise) / square
-    found = estimates.mean(torch.from_numpy(noise - slope * excess))
-    # Of an intercept, whose line is known from as many samples, and of the curve at these steps.
+    found = _mean(noise - slope * excess)
+    # Of an intercept, whose line is known from as many points, and of the mean of the control.
     n = len(noise)
-    line = (
-        found.margin
-        / _NORMAL
-        * math.sqrt((n - 1) / (n - 2) * (1 + n * excess.mean() ** 2 / square))
-    )
-    return _estimate(found.value, math.hypot(line, slope * progress.stderr))
+    line = found.stderr * math.sqrt((n - 1) / (n - 2) * (1 + n * excess.mean() ** 2 / square))
+    return _estimate(found.value, math.hypot(line, slope * _mean(control).stderr))
+
+
+def _mean(values: np.ndarray) -> Estimate:
+    """Return a mean with an error whose normal interval is that of Student's quantile."""
+    found = estimates.mean(torch.from_numpy(values))
+    return _estimate(found.value, found.margin / _NORMAL)
 
 
 def _scale(horizon: int, ages: np.ndarray) -> np.ndarray:

@@ -56,18 +56,16 @@ class SampleLog:
         self._steps[self.last], self._ages[self.last] = step, age
         return self.last
 
-    def samples(self, values: np.ndarray, since: int, losses: np.ndarray | None = None) -> Samples:
+    def samples(self, values: np.ndarray, since: int) -> Samples:
         """Return the samples whose mean is nearly all of parameters after a step.
 
         Args:
             values: Values of all rows.
             since: The step.
-            losses: Losses of all rows, if they are known.
         """
         steps, ages = np.array(self._steps), np.array(self._ages)
         chosen = (np.arange(self._rows) < self.taken) & (steps - 2 * ages >= since)
-        own = None if losses is None else losses[chosen]
-        return Samples(steps[chosen].astype(float), values[chosen], ages[chosen], own)
+        return Samples(steps[chosen].astype(float), values[chosen], ages[chosen])
 
     def state_dict(self, values: Tensor) -> dict[str, Any]:
         """Return the state, with the values of all rows."""
