@@ -55,6 +55,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -186,11 +187,10 @@ def outcomes(history: History, horizon: int) -> Outcomes | str:
     compared, sampled = (
         _noises(samples, progress, horizon) for samples in (history.differences, history.products)
     )
-    relative = _NOISE_ERROR
-    if len(compared[1]) >= _FEWEST:
-        noise = _controlled(*compared, *sampled)
-    elif len(sampled[1]) >= _FEWEST:
-        noise = _mean(sampled[1]).scaled(_STEEPNESS / 2)
+    if len(compared.values) >= _FEWEST:
+        noise, relative = _controlled(compared, sampled), _NOISE_ERROR
+    elif len(sampled.values) >= _FEWEST:
+        noise = _mean(sampled).scaled(_STEEPNESS / 2)
         relative = math.hypot(_NOISE_ERROR, _STEEPNESS_ERROR)
     else:
         return "too few gradients were sampled that are finite and not zero"
@@ -198,8 +198,15 @@ def outcomes(history: History, horizon: int) -> Outcomes | str:
     return Outcomes(horizon, progress, _estimate(noise.value, error))
 
 
-def _noises(samples: Samples, progress: Progress, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps in the later half, and the noise at each: corrected for lag and age of the mean.
+class _Series(NamedTuple):
+    """Values at increasing steps."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+def _noises(samples: Samples, progress: Progress, horizon: int) -> _Series:
+    """Return the noise in the later half of the steps, corrected for lag and age of the mean.
 
     Of products it is twice the noise. There is none if all are zero, as of parameters that nothing
     trains.
@@ -208,42 +215,41 @@ def _noises(samples: Samples, progress: Progress, horizon: int) -> tuple[np.ndar
     chosen = chosen[np.argsort(samples.steps[chosen])]  # the log is a ring
     steps, values, ages = (a[chosen] for a in (samples.steps, samples.values, samples.ages))
     if not values.any():
-        return steps[:0], values[:0]
+        return _Series(steps[:0], values[:0])
     curve = progress.past(steps)
     lag = progress.past(steps - ages) - curve
-    return steps, (values + lag) * _scale(horizon, ages) * _fallen(progress.now, curve)
+    return _Series(steps, (values + lag) * _scale(horizon, ages) * _fallen(progress.now, curve))
 
 
-def _controlled(
-    steps: np.ndarray, noise: np.ndarray, sampled: np.ndarray, control: np.ndarray
-) -> Estimate:
-    """Return the mean noise, given a control variate at more steps.
+def _controlled(compared: _Series, sampled: _Series) -> Estimate:
+    """Return the mean noise of comparisons, with samples at more steps as a control variate.
 
     Args:
-        steps: Steps after which losses were compared.
-        noise: What each comparison found.
-        sampled: Steps at which the control variate is known, counted from 0.
-        control: Its values.
+        compared: What was found after so many steps.
+        sampled: Twice what gradients say, at steps that are counted from 0.
     """
-    _, i, j = np.intersect1d(steps - 1, sampled, return_indices=True)
-    if len(i) < _CORRECTED:
-        return _mean(noise)
-    gaps = np.diff(sampled, prepend=2 * sampled[0] - sampled[1])
-    noise, excess = noise[i], control[j] - np.average(control, weights=gaps)
+    _, i, j = np.intersect1d(compared.steps - 1, sampled.steps, return_indices=True)
+    if (n := len(i)) < _CORRECTED:
+        return _mean(compared)
+    control, noise = _mean(sampled), compared.values[i]
+    excess = sampled.values[j] - control.value
     spread = excess - excess.mean()
     square = max(float(spread @ spread), 1e-300)
     slope = float(spread @ noise) / square
-    found = _mean(noise - slope * excess)
+    found = _mean(_Series(compared.steps[i], noise - slope * excess))
     # Of an intercept, whose line is known from as many points, and of the mean of the control.
-    n = len(noise)
     line = found.stderr * math.sqrt((n - 1) / (n - 2) * (1 + n * excess.mean() ** 2 / square))
-    return _estimate(found.value, math.hypot(line, slope * _mean(control).stderr))
+    return _estimate(found.value, math.hypot(line, slope * control.stderr))
 
 
-def _mean(values: np.ndarray) -> Estimate:
-    """Return a mean with an error whose normal interval is that of Student's quantile."""
-    found = estimates.mean(torch.from_numpy(values))
-    return _estimate(found.value, found.margin / _NORMAL)
+def _mean(series: _Series) -> Estimate:
+    """Return the mean over time, with an error whose normal interval is that of Student's quantile.
+
+    Each value stands for the steps around it, because first steps are sampled more densely.
+    """
+    value = np.average(series.values, weights=np.gradient(series.steps))
+    margin = estimates.mean(torch.from_numpy(series.values)).margin
+    return _estimate(float(value), margin / _NORMAL)
 
 
 def _scale(horizon: int, ages: np.ndarray) -> np.ndarray:
