@@ -39,12 +39,14 @@ TITLES = {
     "batchnorm": "ResNet, BatchNorm, SGD",
     "groupnorm": "ResNet, GroupNorm, SGD",
 }
-TUNED = re.compile(r"(gpt2|transformer)-1[0-2]\b|\w+-31\b")
-"""Runs that constants were chosen on."""
-SEEN = re.compile(r"(gpt2|transformer)-2[0-2]\b")
-"""Runs that were looked at before the constants were chosen on others."""
-NEWEST = re.compile(r"\w+-5\d\b")
-"""Runs that were made after the formulas for other learning rates and batches had been chosen."""
+GROUPS = {
+    "tuned": re.compile(r"(gpt2|transformer)-1[0-2]\b|\w+-31\b"),
+    "sparse": re.compile(r"(transformer|vit|batchnorm|groupnorm)-4[12]\b"),
+    "new": re.compile(r"\w+-5\d\b"),
+    "seen": re.compile(""),
+}
+"""Runs that constants were chosen on; runs recorded with a mean of one in 16 steps; runs made for
+the newest plan; and all others, which were looked at before it. A run is in the first that fits."""
 LONG = 0.5
 """Branches that are as long as this share of the steps before them have a row of their own."""
 NOTHING = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
@@ -443,27 +445,31 @@ def main(arguments: list[str] | None = None) -> None:
     records = {path.stem: json.loads(path.read_text()) for path in paths}
     laws = {run: _laws_of_another(run, records) for run in records}
     made = {run: list(branches(run, record, laws[run])) for run, record in records.items()}
-    tuned, seen = (
-        [b for run in made if pattern.match(run) for b in made[run]] for pattern in (TUNED, SEEN)
-    )
-    reported = {r: v for r, v in records.items() if not TUNED.match(r) and not SEEN.match(r)}
-    found = [b for run in reported for b in made[run]]
-    without = [b for run in reported for b in branches(run, records[run], laws[run], closure=False)]
-    if not found:
+    groups: dict[str, list[str]] = {name: [] for name in GROUPS}
+    for run in records:
+        name = next(name for name, pattern in GROUPS.items() if pattern.match(run))
+        groups[name].append(run)
+    new = groups["new"]
+    found = {name: [b for run in runs for b in made[run]] for name, runs in groups.items()}
+    without = [b for run in new for b in branches(run, records[run], laws[run], closure=False)]
+    if not any(found.values()):
         raise SystemExit(f"{options.records} holds no branch to report")
-    draw(found + seen, FIGURE)
+    dense = found["new"] + found["seen"]
+    draw(dense, FIGURE)
     page = PAGE.read_text()
+    fresh = {run: records[run] for run in new}
+    reported = {run: r for run, r in records.items() if run not in groups["tuned"]}
     parts = {
-        "forecast": summary(found, without),
-        "forecast seen": summary(seen) if seen else "",
-        "errors": errors(found),
-        "errors seen": errors(seen) if seen else "",
-        "what if": what_if({r: v for r, v in reported.items() if NEWEST.match(r)}),
-        "ordering": ordering({r: v for r, v in records.items() if not TUNED.match(r)}),
-        "forecast tuned": summary(tuned) if tuned else "",
+        "forecast": summary(found["new"], without),
+        "errors": errors(found["new"]),
+        "what if": what_if(fresh),
+        "ordering": ordering(reported),
         "beginnings": beginnings(reported),
-        "branches": table(found + seen),
+        "branches": table(dense + found["sparse"]),
     }
+    for name in ("seen", "sparse", "tuned"):
+        parts[f"forecast {name}"] = summary(found[name]) if found[name] else ""
+    parts["errors seen"] = errors(found["seen"]) if found["seen"] else ""
     for name, text in parts.items():
         print(text, end="\n\n")
         page = replace_table(page, name, text)
