@@ -93,7 +93,9 @@ class Calls:
             self.classes.add(f"{code.co_filename}:{name}")
 
 
-def training(make: Callable[[Any], Any]) -> Iterator[tuple[Any, Callable[[], Any]]]:
+def training(
+    make: Callable[[Any], Any], steps: int = STEPS
+) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """Yield a scheduler and its next step after each backward pass of a small training."""
     torch.manual_seed(0)
     inputs = torch.randn(512, 8)
@@ -101,7 +103,7 @@ def training(make: Callable[[Any], Any]) -> Iterator[tuple[Any, Callable[[], Any
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     scheduler = make(optimizer)
-    for _ in range(STEPS):
+    for _ in range(steps):
         batch = torch.randint(512, (16,))
         optimizer.zero_grad()
         loss = cross_entropy(model(inputs[batch]), labels[batch])
@@ -137,11 +139,12 @@ def deciding(make: Callable[[Any], Any]) -> Calls:
 def unmeasured() -> tuple[float, float]:
     """Return the median calls of an `optimizer.step()` with `Cooldown.step(loss)`.
 
-    Before the decay, and in it. One step in 16 is measured before the decay: the median is that
-    of the others.
+    Before the decay, and in it. Less than half of the steps are measured before the decay if there
+    are many of them: the median is that of the others.
     """
     numbers: dict[bool, list[int]] = {False: [], True: []}
-    for scheduler, both in training(lambda optimizer: eq.Cooldown(optimizer, STEPS)):
+    steps = 4 * STEPS
+    for scheduler, both in training(lambda optimizer: eq.Cooldown(optimizer, steps), steps):
         decaying = scheduler.is_decaying
         with Calls() as calls:
             both()

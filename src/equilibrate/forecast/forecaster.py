@@ -128,9 +128,10 @@ class Forecaster(Watcher):
                 training every process must pass it.
         """
         self._losses.add(loss)
-        sampled = self._mean.taken and self._mean.last == self._step - 1
-        if sampled and self._step >= self._due and closure is not None and loss is not None:
-            self._compare(check_loss(loss), closure)
+        if closure is not None and loss is not None and self._step >= self._due:
+            self.follow_parameters()
+            if self._mean.taken and self._mean.last == self._step - 1:
+                self._compare(check_loss(loss), closure)
 
     def forecast(self, horizon: float | None = None) -> Forecast:
         """Return where the run would end after a cooldown.
@@ -360,7 +361,6 @@ class Forecaster(Watcher):
     def _compare(self, loss: float | Tensor, closure: Callable[[], Any]) -> None:
         """Compare the loss at the parameters with that at their mean."""
         self._due = self._step + max(_BETWEEN, self.since_reset // _COMPARISONS)
-        self.follow_parameters()
         devices = {p.device for p in self._parameters.params if p.device.type != "cpu"}
         kind = next(iter(devices)).type if devices else "cuda"
         with (
