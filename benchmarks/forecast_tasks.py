@@ -350,7 +350,7 @@ TASKS = {
         torch.optim.AdamW,
         {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1},
         batch_size=32,
-        branches={1000: (400,), 1400: (150, 400, 600), 1600: (150, 400), 1800: (200,)},
+        branches={1000: (400,), 1400: (200, 600), 1600: (400,), 1800: (200,)},
         steps=2000,
         warm_up=100,
         evaluated=32,
