@@ -469,7 +469,6 @@ def main(arguments: list[str] | None = None) -> None:
     }
     for name in ("seen", "sparse", "tuned"):
         parts[f"forecast {name}"] = summary(found[name]) if found[name] else ""
-    parts["errors seen"] = errors(found["seen"]) if found["seen"] else ""
     for name, text in parts.items():
         print(text, end="\n\n")
         page = replace_table(page, name, text)

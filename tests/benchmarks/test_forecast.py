@@ -12,7 +12,7 @@ def page(load, tmp_path, monkeypatch):
     table = load("forecast_table")
     path = tmp_path / "page.md"
     names = ["forecast", "forecast seen", "forecast tuned", "what if", "ordering", "beginnings"]
-    names += ["forecast sparse", "errors", "errors seen"]
+    names += ["forecast sparse", "errors"]
     path.write_text(
         "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in [*names, "branches"])
     )
