@@ -331,7 +331,7 @@ def table(found: list[Branch]) -> str:
             f"| {b.run} | {b.step} | {b.horizon} | {b.gain:.3f} ± {b.margin:.3f} | "
             f"{b.realised:.3f} | {b.over:.3f} ± {b.over_margin:.3f} | {over} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def draw(found: list[Branch], path: Path) -> None:
@@ -435,7 +435,7 @@ def _loss(loss: float | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Put the tables into the page and draw the figure."""
+    """Put the tables into the page, draw the figure, and list all branches beside the records."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -465,7 +465,6 @@ def main(arguments: list[str] | None = None) -> None:
         "what if": what_if(fresh),
         "ordering": ordering(reported),
         "beginnings": beginnings(reported),
-        "branches": table(dense + found["sparse"]),
     }
     for name in ("seen", "sparse", "tuned"):
         parts[f"forecast {name}"] = summary(found[name]) if found[name] else ""
@@ -473,6 +472,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(text, end="\n\n")
         page = replace_table(page, name, text)
     PAGE.write_text(page)
+    (options.records / "branches.md").write_text(table([b for bs in made.values() for b in bs]))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ def page(load, tmp_path, monkeypatch):
     path = tmp_path / "page.md"
     names = ["forecast", "forecast seen", "forecast tuned", "what if", "ordering", "beginnings"]
     names += ["forecast sparse", "errors"]
-    path.write_text(
-        "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in [*names, "branches"])
-    )
+    path.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in names))
     monkeypatch.setattr(table, "PAGE", path)
     monkeypatch.setattr(table, "FIGURE", tmp_path / "figure.png")
     return table
@@ -24,7 +22,7 @@ def page(load, tmp_path, monkeypatch):
 @pytest.mark.parametrize("run", ["mlp:51", "gpt2:1:0.5"])
 def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
     load("forecast").main([run, "--tiny", "--schedules", "--out", str(tmp_path / "records")])
-    (path,) = (tmp_path / "records").iterdir()
+    (path,) = (tmp_path / "records").glob("*.json")
     record = json.loads(path.read_text())
     assert record["finished"]
     assert len(record["losses"]) == 240 + 60 + 48
@@ -35,7 +33,7 @@ def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
     assert all(len(b["coming"]) == 8 and b["held_out_staying"] > 0 for b in cooldowns)
     assert set(record["schedules"]) == {"averaged", "cosine", "cosine to a tenth"}
     page.main(["--records", str(tmp_path / "records")])
-    assert f"| {path.stem} | 240 | 60 | " in page.PAGE.read_text()
+    assert f"| {path.stem} | 240 | 60 | " in path.with_name("branches.md").read_text()
     assert page.FIGURE.stat().st_size > 10_000
 
 
@@ -125,7 +123,6 @@ def test_the_cost_is_measured_in_blocks(load, tmp_path):
     record = json.loads(path.read_text())
     assert record["comparisons"] == 4
     costs = record["costs"]
-    assert costs["comparison"] > 0.05, "a forward pass"
     assert costs["with a closure"] == pytest.approx(
         costs["step"] + costs["sample"] / 16 + costs["comparison"] / 50
     )
