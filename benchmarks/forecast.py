@@ -9,8 +9,8 @@ At the end of a branch its loss is evaluated on the batches of the next steps, e
 trained on, as the losses of the trunk at these steps are. A second loss, on held-out examples, is
 evaluated there and, averaged over 16 steps around a moment, on the trunk when the branch begins
 and when it ends. With `--schedules` it is also branched with half and a tenth of the learning rate
-and with twice the batch, and trained again from its beginning with a cosine to zero and one to a
-tenth.
+and with twice the batch, and trained again from its beginning with a cosine to zero, with one to a
+tenth, and with a `Cooldown`.
 
 `forecast_table.py` computes forecasts from the record, from what lies before each branch alone.
 Every run is a process of its own and writes one file, again after each branch.
@@ -46,6 +46,7 @@ PLACES = 16
 """Steps around a moment at which the trunk is evaluated on held-out examples."""
 PARTS = 4
 """At each of them one in so many of the batches is evaluated."""
+SCHEDULES = ("Cooldown", "cosine", "cosine to a tenth")
 
 
 class HeldOutLosses:
@@ -97,6 +98,7 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
         "products": [],
         "branches": [],
         "schedules": {},
+        "decays": {},
     }
     out = options.out / f"{options.run[0].replace(':', '-')}.json"
     forecaster = eq.Forecaster(training.optimizer, training.model)
@@ -128,10 +130,12 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
     record["finished"] = True
     _write(out, record)
     forecaster.detach()
-    for name, floor in (("cosine", 0.0), ("cosine to a tenth", 0.1)):
-        if options.schedules and time.time() < options.deadline:
+    for schedule in SCHEDULES if options.schedules else ():
+        if time.time() < options.deadline:
             fresh = Training(task, examples, seed, tiny=options.tiny)
-            record["schedules"][name] = cosine(fresh, floor)
+            decay = train_with(fresh, schedule)
+            record["schedules"][schedule] = round(fresh.held_out(), 6)
+            record["decays"][schedule] = decay
             _write(out, record)
 
 
@@ -157,16 +161,22 @@ def branch(
     return made | {"coming": [round(loss, 5) for loss in coming]}
 
 
-def cosine(training: Training, floor: float) -> float:
-    """Return the loss at the end of a training whose learning rate falls as a cosine to a floor."""
+def train_with(training: Training, schedule: str) -> int:
+    """Make all steps of a training; return over how many the learning rate fell."""
     total, warm_up = training.task.steps, training.task.warm_up
+    if schedule == "Cooldown":
+        scheduler = eq.Cooldown(training.optimizer, total, warm_up, model=training.model)
+        for _ in range(total):
+            scheduler.step(training.train(), training.again)
+        begun = scheduler.last_decision
+        print(f"{training.task.title}: step {begun.step}: {begun.reason}", flush=True)
+        return total - begun.step
+    floor = {"cosine": 0.0, "cosine to a tenth": 0.1}[schedule]
     for step in range(total):
         share = max(0.0, (step + 1 - warm_up) / (total - warm_up))
         decay = floor + (1 - floor) * (1 + math.cos(math.pi * share)) / 2
         training.train(training.constant_lr() * decay)
-    loss = training.held_out()
-    print(f"{training.task.title}: cosine to {floor}: {loss:.4f}", flush=True)
-    return round(loss, 6)
+    return total - warm_up
 
 
 def _note(

@@ -393,9 +393,14 @@ class Training:
         whole = torch.arange(data.held_out).split(self.batch_size)[: task.evaluated]
         self._held_out_batches = [(i, c) for i, c in enumerate(whole) if len(c) == self.batch_size]
 
-    def train(self, lr: float, batches: int = 1) -> Tensor:
-        """Make one step on one or several batches together; return the loss of the first."""
-        for group in self.optimizer.param_groups:
+    def train(self, lr: float | None = None, batches: int = 1) -> Tensor:
+        """Make one step on one or several batches together; return the loss of the first.
+
+        Args:
+            lr: The learning rate; by default the one that the optimizer has.
+            batches: Number of batches.
+        """
+        for group in self.optimizer.param_groups if lr is not None else ():
             group["lr"] = lr
         self.optimizer.zero_grad()
         losses = []
