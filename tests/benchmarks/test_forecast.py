@@ -31,7 +31,8 @@ def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
     cooldowns = [b for b in record["branches"] if b["kind"] == "cooldown"]
     assert {b["horizon"] for b in cooldowns} == {24, 60}
     assert all(len(b["coming"]) == 8 and b["held_out_staying"] > 0 for b in cooldowns)
-    assert set(record["schedules"]) == {"averaged", "cosine", "cosine to a tenth"}
+    assert set(record["schedules"]) == {"averaged", "Cooldown", "cosine", "cosine to a tenth"}
+    assert 1 <= record["decays"]["Cooldown"] <= 150
     page.main(["--records", str(tmp_path / "records")])
     assert f"| {path.stem} | 240 | 60 | " in path.with_name("branches.md").read_text()
     assert page.FIGURE.stat().st_size > 10_000

@@ -78,8 +78,8 @@ def alignments(total: Tensor) -> list[tuple[float, int]]:
     Args:
         total: The samples over all processes, (samples, parameters, 2).
 
-    >>> alignments(torch.tensor([[[3.0, 25.0]], [[4.0, 25.0]], [[0.0, 0.0]]]).double())
-    [(0.7071067811865476, 2)]
+    >>> alignments(torch.tensor([[[2.0, 8.0]], [[0.0, 8.0]], [[0.0, 0.0]]]).double())
+    [(0.5, 2)]
     """
     along, square = total.double().unbind(-1)
     valid = (square > 0) & square.isfinite()
