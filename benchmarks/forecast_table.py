@@ -18,38 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forecast_records import NOTHING, TITLES, history, realised
 from forecast_rivals import AnnealingLaw, fit_law, multi_power, power_law, with_momentum
+from forecast_schedules import beginnings, confirmation
 from tables import replace_table
 
-from equilibrate.forecast.outcome import KEPT, History, Outcomes, Samples, outcomes
-from equilibrate.forecast.progress import fit
-from equilibrate.schedulers.cooldown import judge
+from equilibrate.forecast.outcome import KEPT, Outcomes, outcomes
 
 ROOT = Path(__file__).parents[1]
 RECORDS = Path(__file__).parent / "results" / "forecast"
 FIGURE, PAGE = ROOT / "docs" / "figures" / "forecast.png", ROOT / "docs" / "forecast.md"
-TITLES = {
-    "gpt2": "GPT-2 124M, AdamW",
-    "transformer": "small transformer, AdamW",
-    "text": "smallest transformer, AdamW",
-    "vit": "vision transformer, AdamW",
-    "mlp": "MLP, SGD",
-    "clipped": "MLP, SGD, clipped",
-    "muon": "MLP, Muon",
-    "batchnorm": "ResNet, BatchNorm, SGD",
-    "groupnorm": "ResNet, GroupNorm, SGD",
-}
 GROUPS = {
     "tuned": re.compile(r"(gpt2|transformer)-1[0-2]\b|\w+-31\b"),
     "sparse": re.compile(r"(transformer|vit|batchnorm|groupnorm)-4[12]\b"),
-    "new": re.compile(r"\w+-5\d\b"),
+    "new": re.compile(r"\w+-[56]\d\b"),
     "seen": re.compile(""),
 }
-"""Runs that constants were chosen on; runs recorded with a mean of one in 16 steps; runs made for
-the newest plan; and all others, which were looked at before it. A run is in the first that fits."""
+"""Runs that constants were chosen on; runs recorded with a mean of one in 16 steps; runs made when
+the method was fixed; and all others, which were looked at before. A run is in the first that fits.
+"""
 LONG = 0.5
 """Branches that are as long as this share of the steps before them have a row of their own."""
-NOTHING = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -85,48 +74,6 @@ class Branch:
     def both(self) -> float:
         """Rival: what averaged weights and the power law say together."""
         return self.averaged + self.power_law
-
-
-def history(record: dict[str, Any], step: int) -> History:
-    """Return what a forecaster would know at a step."""
-    first = step // 2
-    losses = np.array(record["losses"][first:step])
-    pairs = np.array([row for row in record["comparisons"] if row[0] <= step])
-    products = np.array([row[:3] for row in record["products"] if row[0] < step])
-    return History(
-        step,
-        np.arange(first, step) + 0.5,
-        losses,
-        np.ones(len(losses)),
-        Samples(products[:, 0], products[:, 2], products[:, 1]) if len(products) else NOTHING,
-        Samples(pairs[:, 0], pairs[:, 2] - pairs[:, 3], pairs[:, 1]),
-    )
-
-
-def realised(record: dict[str, Any], made: dict[str, Any]) -> tuple[float, float]:
-    """Return by how much the loss fell in a branch, and by how much more than in the trunk.
-
-    nan if a loss was not recorded. Images are seen several times, and examples that were seen a
-    short while ago have a lower loss. So the branch is compared with the trunk on the batches that
-    come next, which both have seen equally long ago. After a cooldown the trunk alone learns from
-    these, which is taken out. The fall of the trunk is that of a curve through its losses. Older
-    records have losses on batches of examples that are seen once.
-    """
-    step, end = made["step"], made["step"] + made["horizon"]
-    losses, coming = np.array(record["losses"]), np.array(made["coming"])
-    if not len(coming):
-        before, staying = (made[f"held_out_{name}"] for name in ("before", "staying"))
-        found = (math.nan if x is None else x - made["held_out"] for x in (before, staying))
-        return next(found), next(found)
-    if len(losses) < end + len(coming):
-        return math.nan, math.nan
-    steps = np.arange(step // 2, min(len(losses), end + step // 4))
-    curve = fit(steps + 0.5, losses[steps], np.ones(len(steps)), len(losses))
-    assert curve is not None
-    before, staying, *later = curve.past(np.array([step, end, *range(end, end + len(coming))]))
-    learned = staying - np.mean(later) if made["kind"] == "cooldown" else 0.0
-    over = float((losses[end : end + len(coming)] - coming).mean() + learned)
-    return float(before - staying) + over, over
 
 
 def gradients_alone(record: dict[str, Any], step: int) -> float:
@@ -351,12 +298,13 @@ def draw(found: list[Branch], path: Path) -> None:
         for i, (task, title) in enumerate(TITLES.items()):
             chosen = [b for b in found if b.task == task]
             x = np.clip([getattr(b, name) for b in chosen], low, None)
-            axes.errorbar(
-                x, [b.realised for b in chosen],
-                xerr=[b.margin for b in chosen] if name == "gain" else None,
-                fmt="*" if task == "gpt2" else "o", markersize=9 if task == "gpt2" else 4,
-                linewidth=0.7, alpha=0.85, color=f"C{i}", label=title if chosen else None,
-            )  # fmt: skip
+            y = [b.realised for b in chosen]
+            if name == "gain":
+                margins = [b.margin for b in chosen]
+                axes.errorbar(x, y, xerr=margins, fmt="none", ecolor=f"C{i}", alpha=0.25)
+            marker, size = ("*", 9) if task == "gpt2" else ("o", 4)
+            entry = title if chosen else None
+            axes.plot(x, y, marker, markersize=size, alpha=0.85, color=f"C{i}", label=entry)
         axes.plot([low, high], [low, high], color="0.6", linewidth=1, zorder=0)
         axes.set(xlabel=f"{label} (nats)", xscale="log", yscale="log")
         axes.set(xlim=(low, high), ylim=(low, high))
@@ -391,49 +339,6 @@ def _laws_of_another(run: str, records: dict[str, dict[str, Any]]) -> list[Annea
     return [fit_law(losses, lr, known, terms()) for terms in (with_momentum, multi_power)]
 
 
-def chosen_share(record: dict[str, Any]) -> float:
-    """Return the share of the steps that `Cooldown` would decay over."""
-    total = record["steps"]
-    for step in sorted({*range(100, total, 100), round(0.8 * total), round(0.9 * total)}):
-        left = total - step
-        if judge(outcomes(history(record, step), left), left, left / total)[0]:
-            return left / total
-    raise AssertionError("it begins at the last when a tenth is left")
-
-
-def beginnings(records: dict[str, dict[str, Any]]) -> str:
-    """Return where trainings end that begin their decay at several shares, as a table."""
-    shares = (0.5, 0.3, 0.2, 0.1)
-    kinds = ("averaged", "cosine", "cosine to a tenth")
-    lines = [
-        "| run | "
-        + " | ".join(f"last {share:g}" for share in shares)
-        + " | `Cooldown` (its share) | averaged weights | cosine | cosine to a tenth |",
-        "|" + " --- |" * 9,
-    ]
-    for name, record in records.items():
-        total = record["steps"]
-        ends = {
-            made["horizon"] / total: made["held_out"]
-            for made in record["branches"]
-            if made["step"] + made["horizon"] == total and made["kind"] == "cooldown"
-        }
-        if {0.2, 0.1} <= set(ends):
-            share = chosen_share(record)
-            cells = [_loss(ends.get(u)) for u in shares]
-            known = sorted(ends)
-            end = np.interp(share, known, [ends[u] for u in known]) if share <= known[-1] else None
-            cells.append(f"{_loss(end)} ({share:.2g})")
-            others = [record["schedules"].get(kind) for kind in kinds]
-            cells += [_loss(loss) for loss in others]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _loss(loss: float | None) -> str:
-    return "–" if loss is None else f"{loss:.4f}"
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Put the tables into the page, draw the figure, and list all branches beside the records."""
     parser = argparse.ArgumentParser(
@@ -452,10 +357,9 @@ def main(arguments: list[str] | None = None) -> None:
     new = groups["new"]
     found = {name: [b for run in runs for b in made[run]] for name, runs in groups.items()}
     without = [b for run in new for b in branches(run, records[run], laws[run], closure=False)]
-    if not any(found.values()):
+    if not found["new"]:
         raise SystemExit(f"{options.records} holds no branch to report")
-    dense = found["new"] + found["seen"]
-    draw(dense, FIGURE)
+    draw(found["new"], FIGURE)
     page = PAGE.read_text()
     fresh = {run: records[run] for run in new}
     reported = {run: r for run, r in records.items() if run not in groups["tuned"]}
@@ -464,7 +368,8 @@ def main(arguments: list[str] | None = None) -> None:
         "errors": errors(found["new"]),
         "what if": what_if(fresh),
         "ordering": ordering(reported),
-        "beginnings": beginnings(reported),
+        "confirmation": confirmation(fresh),
+        "beginnings": beginnings({run: r for run, r in fresh.items() if not r.get("decays")}),
     }
     for name in ("seen", "sparse", "tuned"):
         parts[f"forecast {name}"] = summary(found[name]) if found[name] else ""
@@ -472,7 +377,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(text, end="\n\n")
         page = replace_table(page, name, text)
     PAGE.write_text(page)
-    (options.records / "branches.md").write_text(table([b for bs in made.values() for b in bs]))
+    listed = table([b for bs in made.values() for b in bs]) + "\n" + beginnings(records) + "\n"
+    (options.records / "branches.md").write_text(listed)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ def page(load, tmp_path, monkeypatch):
     table = load("forecast_table")
     path = tmp_path / "page.md"
     names = ["forecast", "forecast seen", "forecast tuned", "what if", "ordering", "beginnings"]
-    names += ["forecast sparse", "errors"]
+    names += ["forecast sparse", "errors", "confirmation"]
     path.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in names))
     monkeypatch.setattr(table, "PAGE", path)
     monkeypatch.setattr(table, "FIGURE", tmp_path / "figure.png")
     return table
 
 
-@pytest.mark.parametrize("run", ["mlp:51", "gpt2:1:0.5"])
+@pytest.mark.parametrize("run", ["mlp:51", "gpt2:52:0.5"])
 def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
     load("forecast").main([run, "--tiny", "--schedules", "--out", str(tmp_path / "records")])
     (path,) = (tmp_path / "records").glob("*.json")
@@ -34,6 +34,8 @@ def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
     assert set(record["schedules"]) == {"averaged", "Cooldown", "cosine", "cosine to a tenth"}
     assert 1 <= record["decays"]["Cooldown"] <= 150
     page.main(["--records", str(tmp_path / "records")])
+    confirmed = f"{record['schedules']['Cooldown']:.4f} ({record['decays']['Cooldown'] / 300:.2g})"
+    assert confirmed in page.PAGE.read_text()
     assert f"| {path.stem} | 240 | 60 | " in path.with_name("branches.md").read_text()
     assert page.FIGURE.stat().st_size > 10_000
 
@@ -51,7 +53,7 @@ def test_forecasts_know_nothing_of_what_comes_after(load, page, tmp_path):
     assert before == after
 
 
-def test_a_gain_is_measured_on_the_batches_of_the_trunk(page):
+def test_a_gain_is_measured_on_the_batches_of_the_trunk(load):
     """A trunk whose loss falls by 1 in 1,000 steps, on batches that differ by up to 0.3, and a
     cooldown over 200 steps that ends 0.5 below it, and learns nothing on the batches after it."""
     random = np.random.default_rng(0)
@@ -59,17 +61,20 @@ def test_a_gain_is_measured_on_the_batches_of_the_trunk(page):
     losses = 3 - np.arange(1100) / 1000 + harder
     coming = (2.2 + harder[800:864] - 0.5).tolist()
     made = {"step": 600, "horizon": 200, "kind": "cooldown", "coming": coming}
-    gain, over = page.realised({"losses": losses.tolist()}, made)
+    realised = load("forecast_records").realised
+    gain, over = realised({"losses": losses.tolist()}, made)
     assert over == pytest.approx(0.5, abs=0.005)
     assert gain == pytest.approx(0.7, abs=0.06)
-    assert np.isnan(page.realised({"losses": losses[:850].tolist()}, made)).all()
+    assert np.isnan(
+        load("forecast_records").realised({"losses": losses[:850].tolist()}, made)
+    ).all()
 
 
-def test_a_branch_that_trains_on_is_compared_step_by_step(page):
+def test_a_branch_that_trains_on_is_compared_step_by_step(load):
     """The trunk learns 0.03 meanwhile, and so does the branch; the curve is off by 0.6 % of 0.2."""
     losses = 3 - np.arange(1100) / 1000
     made = {"step": 600, "horizon": 200, "kind": "half", "coming": (losses[800:864] - 0.1).tolist()}
-    gain, over = page.realised({"losses": losses.tolist()}, made)
+    gain, over = load("forecast_records").realised({"losses": losses.tolist()}, made)
     assert over == pytest.approx(0.1)
     assert gain == pytest.approx(0.3, abs=0.003)
 
@@ -108,14 +113,14 @@ def test_packed_images_are_restored(load):
         assert np.array_equal(pack_data.unpack(pack_data.pack(images)), images & 0b11111000)
 
 
-def test_the_share_that_cooldown_would_choose(load, page):
+def test_the_share_that_cooldown_would_choose(load):
     """At the noise floor the whole second half, and the last fifth while nothing is known."""
     random = np.random.default_rng(0)
     own = 1 + random.normal(0, 0.01, 1000)
     pairs = [[t, 0.067 * t, own[t], own[t] - 0.5] for t in range(50, 1000, 50)]
     record = {"steps": 1000, "losses": own.tolist(), "comparisons": pairs, "products": []}
-    assert page.chosen_share(record) == 0.5
-    assert page.chosen_share(record | {"comparisons": pairs[:2]}) == 0.2
+    assert load("forecast_schedules").chosen_share(record) == 0.5
+    assert load("forecast_schedules").chosen_share(record | {"comparisons": pairs[:2]}) == 0.2
 
 
 def test_the_cost_is_measured_in_blocks(load, tmp_path):
