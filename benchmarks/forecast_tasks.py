@@ -238,7 +238,7 @@ def images(name: str) -> Callable[[Path | None, bool], Data]:
 def linux_sources(length: int, symbols: int | None = None) -> Callable[[Path | None, bool], Data]:
     """Return a function that reads tokens of Linux's source code; the first hundredth is held out.
 
-    It reads all of them for sequences of 1,024, and a part that is not repeated for shorter ones.
+    It reads all of them for sequences of 1,024, and a sixth, which is enough, for shorter ones.
 
     Args:
         length: Length of a sequence.
@@ -249,8 +249,8 @@ def linux_sources(length: int, symbols: int | None = None) -> Callable[[Path | N
         if tiny:
             tokens = torch.randint(64, (1 << 14,), generator=torch.Generator().manual_seed(0))
             return Data(tokens, tokens, "random", 64, 32)
-        path = _file(folder, "tokens.bin.xz" if length == 1024 else "tokens-part.bin.xz")
-        packed = np.frombuffer(lzma.decompress(path.read_bytes()), dtype="<u2")
+        with lzma.open(_file(folder, "tokens.bin.xz")) as file:
+            packed = np.frombuffer(file.read(-1 if length == 1024 else 2 * _PART), dtype="<u2")
         packed = packed if symbols is None else packed[packed < symbols]
         tokens = torch.from_numpy(packed.astype(np.int16))
         fingerprint = hashlib.sha256(packed.tobytes()).hexdigest()[:16]
@@ -265,6 +265,8 @@ def _file(folder: Path | None, name: str) -> Path:
     return folder / name
 
 
+_PART = 22_220_800
+"""Tokens that are read for short sequences; no training comes to their end."""
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
 BRANCHES = {
     1000: (150, 400),
