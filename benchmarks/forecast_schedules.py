@@ -10,44 +10,33 @@ from equilibrate.schedulers.cooldown import judge
 
 SHARES = (0.5, 0.3, 0.2, 0.1)
 """Fixed shares of the steps that a decay may take."""
+SCHEDULES = ("Cooldown", "averaged", "cosine", "cosine to a tenth")
 Record = dict[str, Any]
 
 
-def confirmation(records: dict[str, Record]) -> str:
-    """Return held-out losses at the end of each schedule, at the best of its rates, as a table."""
-    names = ["cosine", "cosine to a tenth", 0.2, 0.1, "averaged"]
-    lines = [
-        "| task, seed | rates | cosine | cosine to a tenth | last 0.2 | last 0.1 | "
-        "averaged weights | `Cooldown` (its share) |",
-        "|" + " --- |" * 8,
-    ]
-    for task, title in TITLES.items():
-        for seed in sorted({r["seed"] for r in records.values() if r["task"] == task}):
-            runs = [r for r in records.values() if (r["task"], r["seed"]) == (task, seed)]
-            runs = [r for r in runs if "Cooldown" in r["schedules"]]
-            if not runs:
-                continue
-            ends: list[dict[Any, float]] = [{**_fixed(r), **r["schedules"]} for r in runs]
-            cells = [_loss(_best(ends, name)) for name in names]
-            best = min(runs, key=lambda r: r["schedules"]["Cooldown"])
-            share = best["decays"]["Cooldown"] / best["steps"]
-            cells.append(f"{_loss(best['schedules']['Cooldown'])} ({share:.2g})")
-            lines.append(f"| {title}, {seed} | {len(runs)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def ends(record: Record) -> dict[Any, float]:
+    """Return held-out losses at the end of all schedules, and the "share" that `Cooldown` chose.
 
-
-def _best(ends: list[dict[Any, float]], name: Any) -> float | None:
-    return min(end[name] for end in ends) if all(name in end for end in ends) else None
-
-
-def _fixed(record: Record) -> dict[float, float]:
-    """Return where decays over the last shares of the steps ended."""
+    There are none if decays over the last fifth and the last tenth are not recorded. If no training
+    was made with `Cooldown`, the share is what it would choose according to the record, and its end
+    is interpolated between those of fixed shares.
+    """
     total = record["steps"]
-    return {
+    found: dict[Any, float] = {
         made["horizon"] / total: made["held_out"]
         for made in record["branches"]
         if made["step"] + made["horizon"] == total and made["kind"] == "cooldown"
     }
+    known = sorted(found)
+    if not {0.2, 0.1} <= set(known):
+        return {}
+    found |= record["schedules"]
+    if "Cooldown" in found:
+        return found | {"share": record["decays"]["Cooldown"] / total}
+    found["share"] = share = chosen_share(record)
+    if share <= known[-1]:
+        found["Cooldown"] = float(np.interp(share, known, [found[u] for u in known]))
+    return found
 
 
 def chosen_share(record: Record) -> float:
@@ -60,25 +49,65 @@ def chosen_share(record: Record) -> float:
     raise AssertionError("it begins at the last when a tenth is left")
 
 
-def beginnings(records: dict[str, Record]) -> str:
-    """Return where trainings end that begin their decay at several shares, as a table."""
-    kinds = ("averaged", "cosine", "cosine to a tenth")
+def confirmation(records: dict[str, Record]) -> str:
+    """Return where schedules end, each at the best of its rates, as a table.
+
+    Of the runs that were also trained with `Cooldown`; a row for each task and seed.
+    """
     lines = [
-        "| run | "
-        + " | ".join(f"last {share:g}" for share in SHARES)
-        + " | `Cooldown` (its share) | averaged weights | cosine | cosine to a tenth |",
+        "| task, seed | rates | last 0.2 | last 0.1 | `Cooldown` (its share) | averaged weights | "
+        "cosine | cosine to a tenth |",
+        "|" + " --- |" * 8,
+    ]
+    for task, title in TITLES.items():
+        live = [
+            r for r in records.values() if r["task"] == task and {*SCHEDULES} <= {*r["schedules"]}
+        ]
+        for seed in sorted({r["seed"] for r in live}):
+            runs = [ends(r) for r in live if r["seed"] == seed]
+            cells = [_loss(min(end[name] for end in runs)) for name in (0.2, 0.1, *SCHEDULES)]
+            cells[2] += f" ({min(runs, key=lambda end: end['Cooldown'])['share']:.2g})"
+            lines.append(f"| {title}, {seed} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def regrets(records: dict[str, Record]) -> str:
+    """Return how far above the best fixed share trainings end, as a table by task.
+
+    Of the runs that were branched at three fixed shares or more.
+    """
+    lines = [
+        "| task | runs | last 0.5 | last 0.3 | last 0.2 | last 0.1 | `Cooldown` (its shares) | "
+        "began before the last fifth |",
+        "|" + " --- |" * 8,
+    ]
+    for task, title in TITLES.items():
+        found = [ends(r) for r in records.values() if r["task"] == task]
+        runs = [end for end in found if len(end.keys() & {*SHARES}) >= 3]
+        if runs:
+            best = [min(end[u] for u in SHARES if u in end) for end in runs]
+            shares = [end["share"] for end in runs]
+            cells = []
+            for name in (*SHARES, "Cooldown"):
+                above = [end[name] - b for end, b in zip(runs, best, strict=True) if name in end]
+                cells.append(_loss(float(np.mean(above)) if above else None))
+            cells[-1] += f" ({min(shares):.2g} to {max(shares):.2g})"
+            cells.append(str(sum(share > 0.2 for share in shares)))
+            lines.append(f"| {title} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def beginnings(records: dict[str, Record]) -> str:
+    """Return where trainings end that begin their decay at several shares, as a table by run."""
+    lines = [
+        "| run | last 0.5 | last 0.3 | last 0.2 | last 0.1 | `Cooldown` (its share) | "
+        "averaged weights | cosine | cosine to a tenth |",
         "|" + " --- |" * 9,
     ]
     for name, record in records.items():
-        ends = _fixed(record)
-        if {0.2, 0.1} <= set(ends):
-            share = chosen_share(record)
-            cells = [_loss(ends.get(u)) for u in SHARES]
-            known = sorted(ends)
-            end = np.interp(share, known, [ends[u] for u in known]) if share <= known[-1] else None
-            cells.append(f"{_loss(end)} ({share:.2g})")
-            others = [record["schedules"].get(kind) for kind in kinds]
-            cells += [_loss(loss) for loss in others]
+        if end := ends(record):
+            cells = [_loss(end.get(schedule)) for schedule in (*SHARES, *SCHEDULES)]
+            cells[4] += f" ({end['share']:.2g})"
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

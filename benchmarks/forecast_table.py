@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from forecast_records import NOTHING, TITLES, history, realised
 from forecast_rivals import AnnealingLaw, fit_law, multi_power, power_law, with_momentum
-from forecast_schedules import beginnings, confirmation
+from forecast_schedules import beginnings, confirmation, regrets
 from tables import replace_table
 
 from equilibrate.forecast.outcome import KEPT, Outcomes, outcomes
@@ -37,6 +37,11 @@ GROUPS = {
 """Runs that constants were chosen on; runs recorded with a mean of one in 16 steps; runs made when
 the method was fixed; and all others, which were looked at before. A run is in the first that fits.
 """
+EARLIER = {
+    "seen": "Runs that had been looked at before the method was changed for the last time",
+    "sparse": "Runs whose mean is one of one in 16 steps from the beginning",
+    "tuned": "Runs that constants were chosen on",
+}
 LONG = 0.5
 """Branches that are as long as this share of the steps before them have a row of their own."""
 
@@ -278,7 +283,7 @@ def table(found: list[Branch]) -> str:
             f"| {b.run} | {b.step} | {b.horizon} | {b.gain:.3f} ± {b.margin:.3f} | "
             f"{b.realised:.3f} | {b.over:.3f} ± {b.over_margin:.3f} | {over} |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
 def draw(found: list[Branch], path: Path) -> None:
@@ -360,7 +365,6 @@ def main(arguments: list[str] | None = None) -> None:
     if not found["new"]:
         raise SystemExit(f"{options.records} holds no branch to report")
     draw(found["new"], FIGURE)
-    page = PAGE.read_text()
     fresh = {run: records[run] for run in new}
     reported = {run: r for run, r in records.items() if run not in groups["tuned"]}
     parts = {
@@ -369,16 +373,18 @@ def main(arguments: list[str] | None = None) -> None:
         "what if": what_if(fresh),
         "ordering": ordering(reported),
         "confirmation": confirmation(fresh),
-        "beginnings": beginnings({run: r for run, r in fresh.items() if not r.get("decays")}),
+        "regrets": regrets(reported),
     }
-    for name in ("seen", "sparse", "tuned"):
-        parts[f"forecast {name}"] = summary(found[name]) if found[name] else ""
+    page = PAGE.read_text()
     for name, text in parts.items():
         print(text, end="\n\n")
         page = replace_table(page, name, text)
     PAGE.write_text(page)
-    listed = table([b for bs in made.values() for b in bs]) + "\n" + beginnings(records) + "\n"
-    (options.records / "branches.md").write_text(listed)
+    listed = [
+        f"{title}:\n\n{summary(found[name])}" for name, title in EARLIER.items() if found[name]
+    ]
+    listed += [table([b for bs in made.values() for b in bs]), beginnings(records)]
+    (options.records / "branches.md").write_text("\n\n".join(listed) + "\n")
 
 
 if __name__ == "__main__":

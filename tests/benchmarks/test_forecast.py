@@ -11,8 +11,7 @@ def page(load, tmp_path, monkeypatch):
     """The module that makes tables, with a page of its own."""
     table = load("forecast_table")
     path = tmp_path / "page.md"
-    names = ["forecast", "forecast seen", "forecast tuned", "what if", "ordering", "beginnings"]
-    names += ["forecast sparse", "errors", "confirmation"]
+    names = ["forecast", "errors", "what if", "ordering", "confirmation", "regrets"]
     path.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in names))
     monkeypatch.setattr(table, "PAGE", path)
     monkeypatch.setattr(table, "FIGURE", tmp_path / "figure.png")
