@@ -249,7 +249,7 @@ def main(arguments: list[str] | None = None) -> None:
         task = changed(TASKS[name], float(lr), float(batch))
         if options.tiny:
             small = {"steps": 300, "batch_size": 8, "warm_up": 0, "evaluated": 8}
-            task = replace(task, branches={240: (24, 60)}, around=48, **small)
+            task = replace(task, branches={240: (24, 60), 270: (30,)}, around=48, **small)
         if longest := options.longest:
             kept = {t: tuple(n for n in ns if n <= longest) for t, ns in task.branches.items()}
             task = replace(task, branches={t: ns for t, ns in kept.items() if ns})

@@ -19,6 +19,11 @@ TITLES = {
     "batchnorm": "ResNet, BatchNorm, SGD",
     "groupnorm": "ResNet, GroupNorm, SGD",
 }
+FAMILIES = {
+    "text": ("gpt2", "transformer", "text"),
+    "MLPs": ("mlp", "clipped", "muon"),
+    "images": ("vit", "batchnorm", "groupnorm"),
+}
 NOTHING = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
 """No samples."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from forecast_records import NOTHING, TITLES, history, realised
+from forecast_records import FAMILIES, NOTHING, TITLES, history, realised
 from forecast_rivals import AnnealingLaw, fit_law, multi_power, power_law, with_momentum
 from forecast_schedules import beginnings, confirmation, regrets
 from tables import replace_table
@@ -180,10 +180,12 @@ def errors(found: list[Branch]) -> str:
 
 
 def _by_task(found: list[Branch]) -> list[tuple[str, list[Branch]]]:
-    """Return the branches of each task, and all, without the long ones."""
+    """Return the branches of each task, of each family, and all, without the long ones."""
     short = _short(found)
-    tasks = [(title, [b for b in short if b.task == task]) for task, title in TITLES.items()]
-    return [*tasks, ("all", short)]
+    groups = {title: (task,) for task, title in TITLES.items()}
+    groups |= {f"all {family}": tasks for family, tasks in FAMILIES.items()}
+    chosen = [(title, [b for b in short if b.task in tasks]) for title, tasks in groups.items()]
+    return [*chosen, ("all", short)]
 
 
 def _short(found: Sequence[Branch]) -> list[Branch]:

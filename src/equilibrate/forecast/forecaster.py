@@ -15,22 +15,18 @@ from torch.optim import Optimizer
 
 from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
+from equilibrate.forecast.comparisons import Comparisons
 from equilibrate.forecast.losses import Losses, check_loss
 from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes
-from equilibrate.forecast.running_mean import RunningMean, SampleLog
+from equilibrate.forecast.running_mean import RunningMean
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers
 from equilibrate.watching.rates import Scalar, learning_rate
 from equilibrate.watching.sharding import are_alike, mean_over_processes
 from equilibrate.watching.watcher import Watcher
 
-_COMPARISONS = 256
-"""Comparisons that are kept."""
 _CHANGES = 1024
 """Changes of the learning rate that are kept."""
-_BETWEEN = 50
-"""Steps between two comparisons. A forward pass is a third of a step, so they take 0.7 % of the
-time."""
 _OF_HORIZON = 0.24
 """Half-life of a mean that is made for a cooldown, in units of its length."""
 _HALF_LIFE = 0.05
@@ -128,7 +124,7 @@ class Forecaster(Watcher):
                 training every process must pass it.
         """
         self._losses.add(loss)
-        if closure is not None and loss is not None and self._step >= self._due:
+        if closure is not None and loss is not None and self._step >= self._comparisons.due:
             self.follow_parameters()
             if self._mean.taken and self._mean.last == self._step - 1:
                 self._compare(check_loss(loss), closure)
@@ -227,14 +223,12 @@ class Forecaster(Watcher):
     def share_losses(self) -> None:
         """Give all processes the same losses, so that the state of one is right for all.
 
-        A checkpoint that one process writes otherwise holds its own losses since the last forecast,
-        and its own comparisons. Every process must call it.
+        A checkpoint that one process writes otherwise holds its own losses and comparisons since
+        the last forecast. Every process must call it.
         """
         self._agree()
         self._losses.share()
-        own = self._pairs.cpu()
-        if (mean := mean_over_processes(own)) is not own:
-            self._pairs.copy_(mean)
+        self._comparisons.share()
 
     def reset(self) -> None:
         """Forget everything measured so far, the mean included. The step counter keeps running."""
@@ -253,9 +247,8 @@ class Forecaster(Watcher):
         return {
             **self._counters(),
             "horizon": self._horizon,
-            "due": self._due,
             **self._mean.state_dict(),
-            "comparisons": self._compared.state_dict(self._pairs),
+            "comparisons": self._comparisons.state_dict(),
             "losses": self._losses.state_dict(),
             "rates": [[step, *map(float, lrs)] for step, lrs in self._rates],
         }
@@ -263,12 +256,11 @@ class Forecaster(Watcher):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
         self._load_counters(state_dict)
-        self._horizon, self._due = state_dict["horizon"], state_dict["due"]
+        self._horizon = state_dict["horizon"]
         rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
         self._rates = deque(rates, maxlen=_CHANGES)
         self._mean.load_state_dict(state_dict)
-        rows = self._compared.load_state_dict(state_dict["comparisons"], width=2)
-        self._pairs = torch.tensor(rows, dtype=torch.float64).to(self._mean.device)
+        self._comparisons.load_state_dict(state_dict["comparisons"])
         self._losses.load_state_dict(state_dict["losses"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -351,16 +343,12 @@ class Forecaster(Watcher):
 
     def _forget_mean(self) -> None:
         self._mean = RunningMean(self._parameters, self._optimizer, self._step)
-        self._compared = SampleLog(_COMPARISONS)
-        self._pairs = torch.zeros(_COMPARISONS, 2, dtype=torch.float64, device=self._mean.device)
-        """The loss of a mini-batch at the parameters and at their mean, for each comparison."""
-        self._due = self._step + _BETWEEN
-        """Step of the next comparison."""
+        self._comparisons = Comparisons(self._mean.device, self._step)
 
     @torch.no_grad()
     def _compare(self, loss: float | Tensor, closure: Callable[[], Any]) -> None:
         """Compare the loss at the parameters with that at their mean."""
-        self._due = self._step + max(_BETWEEN, self.since_reset // _COMPARISONS)
+        self._comparisons.spread_out(self._step, self.since_reset)
         devices = {p.device for p in self._parameters.params if p.device.type != "cpu"}
         kind = next(iter(devices)).type if devices else "cuda"
         with (
@@ -369,12 +357,7 @@ class Forecaster(Watcher):
             self._mean.exchange(),
         ):
             value = check_loss(closure())
-        row = self._compared.add(self._step, self._mean.age(self._step))
-        for number, out in zip((loss, value), self._pairs[row], strict=True):
-            if isinstance(number, Tensor):
-                out.copy_(number.detach().reshape(()), non_blocking=True)
-            else:
-                out.fill_(number)
+        self._comparisons.add(self._step, self._mean.age(self._step), loss, value)
 
     # Forecasts --------------------------------------------------------------------------------
 
@@ -405,13 +388,10 @@ class Forecaster(Watcher):
         self.follow_parameters()
         shared |= self._parameters.layout.processes > 1
         agree = not shared or self._agree()
-        pairs = self._pairs.cpu()
-        if shared:
-            pairs = mean_over_processes(pairs)
-        own, averaged = pairs.numpy().T
         ago, losses, counts = self._losses.blocks(shared=shared)
         totals = self._mean.totals()
         if shared:
+            self._comparisons.share()
             totals = mean_over_processes(totals)
         if not (agree and self._mean.was_finite(totals)):
             self._forget_mean()
@@ -436,7 +416,7 @@ class Forecaster(Watcher):
             losses[inside],
             counts[inside],
             samples,
-            self._compared.samples(own - averaged, since),
+            self._comparisons.differences(since),
         )
         return outcomes(history, horizon)
 
@@ -455,7 +435,7 @@ class Forecaster(Watcher):
             RuntimeError: On all of them, if what was handed over does not fit together.
         """
         samples = self._step, self.constant_since(), self._mean.taken, self._mean.last
-        handed = self._losses.calls, self._compared.taken
+        handed = self._losses.calls, self._comparisons.taken
         same_calls, same_closures, *others = are_alike([*handed, *samples])
         agree = all(others)
         if not same_calls or (agree and not same_closures):
