@@ -103,14 +103,15 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
     out = options.out / f"{options.run[0].replace(':', '-')}.json"
     forecaster = eq.Forecaster(training.optimizer, training.model)
     last = max(t + n for t, ns in task.branches.items() for n in ns)
-    losses: list[torch.Tensor] = []
-    for step in range(last + max(task.around, task.evaluated)):
+    total = last + max(task.around, task.evaluated)
+    losses = torch.zeros(total, device=device)  # many small tensors would break up the heap
+    for step in range(total):
         held_out.at(training)
         if step == task.steps:
             with forecaster.averaged():
                 record["schedules"]["averaged"] = round(training.held_out(), 6)
         if step in task.branches or step % 500 == 0:
-            _note(record, forecaster, losses, held_out)
+            _note(record, forecaster, losses[:step], held_out)
             _write(out, record)
         if step in task.branches:
             saved, watched = training.save(), copy.deepcopy(forecaster.state_dict())
@@ -124,8 +125,8 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
             _write(out, record)
             if time.time() > options.deadline:
                 return
-        losses.append(training.train(training.constant_lr()))
-        forecaster.update(losses[-1], training.again)
+        losses[step] = training.train(training.constant_lr())
+        forecaster.update(losses[step], training.again)
     _note(record, forecaster, losses, held_out)
     record["finished"] = True
     _write(out, record)
@@ -182,12 +183,12 @@ def train_with(training: Training, schedule: str) -> int:
 def _note(
     record: dict[str, Any],
     forecaster: eq.Forecaster,
-    losses: list[torch.Tensor],
+    losses: torch.Tensor,
     held_out: HeldOutLosses,
 ) -> None:
     """Add to a record what is known of the trunk."""
-    if new := losses[len(record["losses"]) :]:
-        record["losses"] += [round(loss, 5) for loss in torch.stack(new).tolist()]
+    new = losses[len(record["losses"]) :].tolist()
+    record["losses"] += [round(loss, 5) for loss in new]
     state = forecaster.state_dict()
     for name in ("comparisons", "products"):
         found = state[name]
