@@ -130,6 +130,18 @@ def test_averages_are_finite_if_the_parameters_are(gradient):
         assert not torch.equal(params[0], own)  # they have begun again
 
 
+def test_no_state_is_loaded_inside_of_a_block():
+    _, _, forecaster = trained()
+    state = forecaster.state_dict()
+    with (
+        forecaster.averaged(),
+        pytest.raises(
+            RuntimeError, match=r"loaded inside forecaster\.averaged\(\): leave the block"
+        ),
+    ):
+        forecaster.load_state_dict(state)
+
+
 def test_blocks_inside_of_one_another():
     model, optimizer, forecaster = trained()
     own = flat(model)

@@ -327,6 +327,32 @@ def test_the_state_of_another_scheduler_is_refused():
         run.scheduler.load_state_dict(eq.FDRScheduler(run.optimizer).state_dict())
 
 
+def test_a_state_that_does_not_fit_changes_nothing():
+    run = Run().train(20)
+    before = run.state()["scheduler"]
+    with pytest.raises(ValueError, match="state_dict belongs to another model"):
+        run.scheduler.load_state_dict(Run(lrs=(0.1, 0.2)).train(500).scheduler.state_dict())
+    after = run.state()["scheduler"]
+    assert {k: after[k] for k in after if k != "forecaster"} == {
+        k: before[k] for k in before if k != "forecaster"
+    }
+    assert run.train(100).scheduler.last_epoch == 120
+
+
+def test_the_default_device_may_be_another_one_than_that_of_the_model():
+    """With `torch.set_default_device("cuda")` numbers that stay on the host must not go there."""
+    theta = nn.Parameter(torch.ones(40))
+    optimizer = torch.optim.SGD([theta], lr=0.1)
+    with torch.device("meta"):  # nothing can be read from there
+        scheduler = eq.Cooldown(optimizer, total_steps=600)
+        for _ in range(600):
+            theta.grad = theta.detach() + torch.randn_like(theta)
+            optimizer.step()
+            scheduler.step(theta.square().sum(), lambda: theta.square().sum())
+            scheduler.load_state_dict(scheduler.state_dict())
+    assert "would end at" in scheduler.last_decision.reason
+
+
 def known(slope, noise=0.1, error=0.01, step=800, left=200):
     """Outcomes of a run whose loss falls by `slope` in each step."""
     fall = slope * step  # in units of the steps so far, at power −1, a straight line

@@ -139,7 +139,9 @@ def _suspects(model: nn.Module) -> str:
 def _representative(batch: Batch) -> Batch:
     """Return a few examples, of as many classes as possible, always the same ones."""
     inputs, targets = batch
-    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0)).numpy()
+    order = torch.randperm(
+        len(targets), generator=torch.Generator().manual_seed(0), device="cpu"
+    ).numpy()
     if targets.ndim == 1 and not targets.is_floating_point():
         labels = targets.detach().cpu().numpy()[order]
         first = np.sort(np.unique(labels, return_index=True)[1])  # one example of each class

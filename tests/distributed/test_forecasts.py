@@ -62,3 +62,23 @@ def test_all_decide_alike_whoever_hands_a_loss_over(processes, decided):
 def test_all_are_told_if_only_one_calls(processes, what):
     for error in processes.run(sharded.told_on_one_rank, what, STEPS):
         assert "not handed over at the same calls on all processes" in error
+
+
+@pytest.mark.parametrize("strategy", ["FSDP2", "FSDP2 and TP", "FSDP2 in parts"])
+def test_evaluations_use_the_parameters_of_the_moment(processes, strategy):
+    """FSDP2 keeps those of the root module gathered after an evaluation."""
+    losses, params = sharded.evaluated(lambda model: model, STEPS)
+    assert len(set(losses)) > STEPS  # the averaged ones, too
+    for found, whole in processes.run(sharded.evaluated_while_sharded, strategy, STEPS):
+        assert found == pytest.approx(losses, rel=1e-9)
+        for p, e in zip(whole, params, strict=True):
+            torch.testing.assert_close(p, e, rtol=1e-9, atol=1e-12)
+
+
+def test_a_loss_may_be_a_dtensor(processes):
+    assert processes.run(sharded.of_a_dtensor) == [[1.0 + 2 + 3 + 4]] * 4
+
+
+def test_sharded_parameters_need_their_model(processes):
+    for error in processes.run(sharded.without_the_model, STEPS):
+        assert "pass the model" in error

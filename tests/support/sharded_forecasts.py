@@ -7,12 +7,14 @@ import warnings
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parallel import DistributedDataParallel
 
 import equilibrate as eq
+from equilibrate.forecast.losses import Losses
 from support.sharded import (
     STRATEGIES,
+    mesh,
     network,
     numbers,
     optimizer_for,
@@ -47,7 +49,7 @@ def forecasts(strategy, steps):
     """Forecasts of a distributed model, before and after its state was loaded, and averages."""
     model = STRATEGIES[strategy](network())
     optimizer = optimizer_for(model, "momentum")
-    forecaster = eq.Forecaster(optimizer, every=1)
+    forecaster = eq.Forecaster(optimizer, model, every=1)
     plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
     train(
         model,
@@ -84,7 +86,7 @@ def averaged_in_mid_interval(strategy, steps):
     def run(*, averages):
         model = STRATEGIES[strategy](network())
         optimizer = optimizer_for(model, "momentum")
-        forecaster = eq.Forecaster(optimizer, every=4)
+        forecaster = eq.Forecaster(optimizer, model, every=4)
         monitor = eq.Monitor(optimizer, model, every=4)
         for first in range(0, steps, 5):
             train(model, optimizer, 5, first=first, **part_of(strategy))
@@ -94,6 +96,61 @@ def averaged_in_mid_interval(strategy, steps):
         return numbers(monitor)
 
     return run(averages=True), run(averages=False)
+
+
+def evaluated(make, steps, **where):
+    """Losses of all evaluations of a run, and the parameters at its end.
+
+    It is watched with a closure, and its own and its averaged parameters are evaluated.
+    """
+    model = make(network())
+    optimizer = optimizer_for(model, "momentum")
+    forecaster = eq.Forecaster(optimizer, model, every=1)
+    losses = []
+
+    @torch.no_grad()
+    def loss():
+        inputs = torch.linspace(-1, 1, 8 * 4 * 6, dtype=torch.float64).view(8, 4, 6)
+        output = model(inputs)
+        output = output.full_tensor() if isinstance(output, DTensor) else output
+        losses.append(output.square().mean().item())
+        return losses[-1]
+
+    def after_step():
+        forecaster.update(loss(), loss)
+        if forecaster.step % 30 == 0:
+            with forecaster.averaged():
+                loss()
+            loss()
+
+    plain = [p for p in model.parameters() if not isinstance(p, DTensor)] if where else ()
+    train(model, optimizer, steps, replicated=plain, after_step=after_step, **where)
+    params = [p.detach() for group in optimizer.param_groups for p in group["params"]]
+    return losses, [(p.full_tensor() if isinstance(p, DTensor) else p) for p in params]
+
+
+def evaluated_while_sharded(strategy, steps):
+    """What `evaluated` returns for a distributed model."""
+    return evaluated(STRATEGIES[strategy], steps, **part_of(strategy))
+
+
+def of_a_dtensor():
+    """What is kept of a loss that is a DTensor, of which each process has a part."""
+    losses = Losses()
+    losses.add(DTensor.from_local(torch.tensor(1.0 + dist.get_rank()), mesh(4), [Partial()]))
+    return losses.blocks()[1].tolist()
+
+
+def without_the_model(steps):
+    """The error of a closure if the forecaster does not know the sharded model."""
+    model = STRATEGIES["FSDP2"](network())
+    optimizer = optimizer_for(model, "momentum")
+    forecaster = eq.Forecaster(optimizer, every=1)
+    try:
+        train(model, optimizer, steps, after_step=told(forecaster), **part_of("FSDP2"))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def data_parallel(steps):
@@ -168,7 +225,7 @@ def told_on_one_rank(what, steps):
     """The error of each process if only one hands over losses of sharded parameters."""
     model = STRATEGIES["FSDP2"](network())
     optimizer = optimizer_for(model, "momentum")
-    forecaster = eq.Forecaster(optimizer, every=1)
+    forecaster = eq.Forecaster(optimizer, model, every=1)
 
     def after_step():
         if dist.get_rank() == 1:

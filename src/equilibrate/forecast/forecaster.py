@@ -15,14 +15,13 @@ from torch.optim import Optimizer
 
 from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
-from equilibrate.forecast.comparisons import Comparisons
-from equilibrate.forecast.losses import Losses, check_loss
+from equilibrate.forecast.losses import Comparisons, Losses, check_loss
 from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes
 from equilibrate.forecast.running_mean import RunningMean
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers
 from equilibrate.watching.rates import Scalar, learning_rate
-from equilibrate.watching.sharding import are_alike, mean_over_processes
+from equilibrate.watching.sharding import are_alike, mean_over_processes, regathered
 from equilibrate.watching.watcher import Watcher
 
 _CHANGES = 1024
@@ -64,7 +63,7 @@ class Forecaster(Watcher):
     Args:
         optimizer: Any `torch.optim.Optimizer`, or one that accelerate has wrapped.
         model: The model, whose buffers, such as the statistics of BatchNorm, get their values back
-            after a comparison.
+            after a comparison. With a closure, sharded parameters need it.
         horizon: Length of the cooldown that the mean is made for, in steps. By default it grows
             with the training, to a fifth of the steps so far. Forecasts can be asked for any
             length; those near this one are the most certain.
@@ -194,7 +193,7 @@ class Forecaster(Watcher):
 
         Args:
             model: A model whose buffers, such as the statistics of BatchNorm, get their values back
-                after the block; by default that of the forecaster.
+                after the block; by default that of the forecaster. Sharded parameters need it.
 
         Yields:
             None.
@@ -217,7 +216,7 @@ class Forecaster(Watcher):
         self.follow_parameters()
         if not self._mean.is_finite():
             self._forget_mean()
-        with kept_buffers(self._model if model is None else model), self._mean.exchange():
+        with self._with_mean(self._model if model is None else model):
             yield
 
     def share_losses(self) -> None:
@@ -254,7 +253,13 @@ class Forecaster(Watcher):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            RuntimeError: If the parameters have their averaged values.
+        """
+        if self._mean.is_exchanged:
+            raise RuntimeError("a state was loaded inside forecaster.averaged(): leave the block")
         self._load_counters(state_dict)
         self._horizon = state_dict["horizon"]
         rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
@@ -353,11 +358,25 @@ class Forecaster(Watcher):
         kind = next(iter(devices)).type if devices else "cuda"
         with (
             torch.random.fork_rng(list(devices), device_type=kind),
-            kept_buffers(self._model),
-            self._mean.exchange(),
+            self._with_mean(self._model),
         ):
             value = check_loss(closure())
         self._comparisons.add(self._step, self._mean.age(self._step), loss, value)
+
+    @contextmanager
+    def _with_mean(self, model: nn.Module | None) -> Iterator[None]:
+        """Give the parameters their averaged values for a block, and buffers their own after it.
+
+        Raises:
+            ValueError: If parameters are DTensors, and there is no model.
+        """
+        if model is None and any(bucket.distributed for bucket in self._parameters.buckets):
+            raise ValueError(
+                "parameters are DTensors, of which FSDP2 may hold a copy with other values: pass "
+                "the model to Forecaster, Cooldown or averaged()"
+            )
+        with regathered(model), kept_buffers(model), self._mean.exchange():
+            yield
 
     # Forecasts --------------------------------------------------------------------------------
 
@@ -452,7 +471,9 @@ class Forecaster(Watcher):
                 f"model must be the torch.nn.Module whose buffers to restore, got {model!r}"
             )
         own = {id(p) for p in self._parameters.params}
-        if model is not None and not any(id(p) in own for p in model.parameters()):
+        with regathered(model):
+            unknown = model is not None and not any(id(p) in own for p in model.parameters())
+        if unknown:
             raise ValueError(
                 "model has none of the optimizer's parameters, so its values would not be "
                 "averaged: pass the model that is trained"

@@ -163,7 +163,7 @@ class RunningMean:
         If parameters are sharded, every process must call it.
         """
         parts = [part.samples for part in self._parts]
-        return sum(self._parameters.layout.total(parts), torch.zeros(()))
+        return torch.stack(self._parameters.layout.total(parts)).sum(0)
 
     def samples(self, totals: Tensor, since: int) -> Samples:
         """Return the samples of (θ − m)·g at steps that were made, given `totals`."""

@@ -210,6 +210,12 @@ class Cooldown(LRScheduler):
                 f"state_dict was saved after {made} steps, so that none are left of "
                 f"total_steps={self.total_steps}: pass more than {made}"
             )
+        if (forecasts := state_dict["forecaster"]) is None:
+            self._stop_measuring()
+        else:
+            if not self.forecaster.is_attached:  # its decay had begun
+                self.forecaster = Forecaster(self.optimizer, self.forecaster.model)
+            self.forecaster.load_state_dict(forecasts)  # first, because it may not fit
         self.last_epoch, self._step_count = state_dict["last_epoch"], state_dict["step_count"]
         self._last_lr, self.base_lrs = list(state_dict["last_lr"]), list(state_dict["base_lrs"])
         self.warmup_steps, self.min_lr = state_dict["warmup_steps"], state_dict["min_lr"]
@@ -219,12 +225,6 @@ class Cooldown(LRScheduler):
         self.decisions.clear()
         self._has_loss = state_dict["has_loss"]
         self._first_steps = self._own_rates = None
-        if (forecasts := state_dict["forecaster"]) is None:
-            self._stop_measuring()
-        else:
-            if not self.forecaster.is_attached:  # its decay had begun
-                self.forecaster = Forecaster(self.optimizer, self.forecaster.model)
-            self.forecaster.load_state_dict(forecasts)
         self._begun = self.last_epoch, self.forecaster.step
         if saved != self.total_steps:
             self._move_end(saved)

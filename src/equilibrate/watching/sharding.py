@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def as_dtensor(tensor: Tensor | None) -> Any | None:
@@ -64,6 +65,30 @@ def distribute_like(param: Tensor, part: Tensor) -> Tensor:
         shape=param.shape,
         stride=param.stride(),
     )
+
+
+@contextmanager
+def regathered(model: nn.Module | None) -> Iterator[None]:
+    """Let FSDP2 gather parameters again in a block that changes them, and after it.
+
+    FSDP2 keeps those of the root module gathered after a forward pass without a backward pass. The
+    next pass would use this copy, whatever the parameters of the optimizer are by then.
+
+    Args:
+        model: The model; None if there is nothing to do.
+
+    Yields:
+        None.
+    """
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    gathered = [m for m in model.modules() if isinstance(m, kind)] if model is not None else []
+    try:
+        for module in gathered:
+            module.reshard()
+        yield
+    finally:
+        for module in gathered:
+            module.reshard()
 
 
 class Layout:
@@ -118,22 +143,6 @@ class Layout:
         return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
-def over_processes(values: Tensor) -> Tensor:
-    """Return the sum over all processes of the default group, each of which must call it.
-
-    Args:
-        values: Numbers of the host, as many on each process.
-
-    Returns:
-        Numbers of the host; those of this process if there is no other.
-    """
-    if not _has_others():
-        return values
-    total = values.to(device_for(None, values.device), copy=True)  # NCCL adds up on GPUs only
-    dist.all_reduce(total)
-    return total.cpu()
-
-
 def mean_over_processes(values: Tensor) -> Tensor:
     """Return the mean over all processes of the default group, each of which must call it.
 
@@ -141,9 +150,13 @@ def mean_over_processes(values: Tensor) -> Tensor:
         values: Numbers of the host, as many on each process.
 
     Returns:
-        Numbers of the host; those of this process if there is no other.
+        Numbers of the host; those of this process, as they are, if there is no other.
     """
-    return over_processes(values) / dist.get_world_size() if _has_others() else values
+    if not _has_others():
+        return values
+    total = values.to(device_for(None, values.device), copy=True)  # NCCL adds up on GPUs only
+    dist.all_reduce(total)
+    return total.cpu() / dist.get_world_size()
 
 
 def are_alike(numbers: Sequence[int]) -> list[bool]:
