@@ -34,6 +34,8 @@ FEWEST = 8
 """Intervals below which there is no error bar: the largest of too few changes says too little."""
 _POWER = 1.5
 """Makes times denser towards the ends. Coverage changes by less than 1 % from 1.25 to 2."""
+_CONFIDENCE = 0.95
+"""Probability with which the change over the window lies within the margin."""
 _TOGETHER = 512
 """Series that are worked out together, which bounds the memory."""
 
@@ -57,7 +59,7 @@ def times(intervals: int = INTERVALS) -> Floats:
     return np.where(half < 0.5, early, late)
 
 
-def spread(potential: Floats, positions: Floats, confidence: float = 0.95) -> tuple[Floats, Floats]:
+def spread(potential: Floats, positions: Floats) -> tuple[Floats, Floats]:
     """Estimate how much a stationary potential changes over a window.
 
     The result does not depend on the mean of the potential, and is proportional to its size. A
@@ -69,15 +71,14 @@ def spread(potential: Floats, positions: Floats, confidence: float = 0.95) -> tu
         potential: Values of Φ at increasing times, of shape (times,) or (times, series).
         positions: When each was measured, in any unit. Of several values at the same time only the
             first counts.
-        confidence: Probability with which the change over the window lies within the margin.
 
     Returns:
-        The standard deviation √(2 Var Φ) of the change over the window, and the margin, for each
-        series. Both are nan if there are fewer than eight intervals, or a value is not finite.
+        The standard deviation √(2 Var Φ) of the change over the window, and the margin within which
+        it lies in 95 % of all windows, for each series. Both are nan if there are fewer than eight
+        intervals, or a value is not finite.
 
     Raises:
-        ValueError: If `potential` and `positions` differ in length, or `confidence` does not lie
-            between 0 and 1.
+        ValueError: If `potential` and `positions` differ in length.
 
     Example:
         >>> phi = np.random.default_rng(0).normal(size=65)
@@ -90,15 +91,13 @@ def spread(potential: Floats, positions: Floats, confidence: float = 0.95) -> tu
             "potential and positions must have the same length, got "
             f"{len(potential)} and {len(positions)}"
         )
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, such as 0.95, got {confidence}")
     first = np.flatnonzero(np.diff(positions, prepend=-np.inf) > 0)
     if len(first) <= FEWEST:
         return np.full(potential.shape[1:], np.nan), np.full(potential.shape[1:], np.nan)
     earlier, later = _distant(positions[first])
     values = potential[first].reshape(len(first), -1)
     found = [
-        _size(values[:, k : k + _TOGETHER], earlier, later, confidence)
+        _size(values[:, k : k + _TOGETHER], earlier, later)
         for k in range(0, values.shape[1], _TOGETHER)
     ]
     deviation, margin = np.concatenate(found, axis=1)
@@ -113,14 +112,12 @@ def _distant(positions: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return earlier[distant], later[distant]
 
 
-def _size(
-    values: Floats, earlier: NDArray[np.intp], later: NDArray[np.intp], confidence: float
-) -> Floats:
+def _size(values: Floats, earlier: NDArray[np.intp], later: NDArray[np.intp]) -> Floats:
     """Return the root mean square and the quantile of the changes between pairs of times."""
     with np.errstate(invalid="ignore", over="ignore"):  # a gradient that was not finite
         changes = np.abs(values[later] - values[earlier])
         deviation = np.sqrt(np.mean(changes**2, axis=0))
     finite = np.isfinite(deviation)
     margin = np.full(len(deviation), np.nan)
-    margin[finite] = np.quantile(changes[:, finite], confidence, axis=0)
+    margin[finite] = np.quantile(changes[:, finite], _CONFIDENCE, axis=0)
     return np.stack([np.where(finite, deviation, np.nan), margin])

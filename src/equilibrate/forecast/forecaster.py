@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,15 +14,20 @@ from torch.optim import Optimizer
 
 from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
-from equilibrate.forecast.losses import Comparisons, Losses, check_loss
+from equilibrate.forecast.losses import Losses, check_loss
 from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes
-from equilibrate.forecast.running_mean import RunningMean
+from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers
 from equilibrate.watching.rates import Scalar, learning_rate
-from equilibrate.watching.sharding import are_alike, mean_over_processes, regathered
+from equilibrate.watching.sharding import are_alike, mean_over_processes, regathered, share_mean
 from equilibrate.watching.watcher import Watcher
 
+_COMPARISONS = 256
+"""Comparisons that are kept."""
+_BETWEEN = 50
+"""Steps between two comparisons. A forward pass is a third of a step, so they take 0.7 % of the
+time."""
 _CHANGES = 1024
 """Changes of the learning rate that are kept."""
 _OF_HORIZON = 0.24
@@ -123,7 +127,7 @@ class Forecaster(Watcher):
                 training every process must pass it.
         """
         self._losses.add(loss)
-        if closure is not None and loss is not None and self._step >= self._comparisons.due:
+        if closure is not None and loss is not None and self._step >= self._due:
             self.follow_parameters()
             if self._mean.taken and self._mean.last == self._step - 1:
                 self._compare(check_loss(loss), closure)
@@ -227,7 +231,7 @@ class Forecaster(Watcher):
         """
         self._agree()
         self._losses.share()
-        self._comparisons.share()
+        share_mean(self._compared.parts[0])
 
     def reset(self) -> None:
         """Forget everything measured so far, the mean included. The step counter keeps running."""
@@ -246,8 +250,9 @@ class Forecaster(Watcher):
         return {
             **self._counters(),
             "horizon": self._horizon,
+            "due": self._due,
             **self._mean.state_dict(),
-            "comparisons": self._comparisons.state_dict(),
+            "comparisons": self._compared.state_dict(self._compared.parts[0]),
             "losses": self._losses.state_dict(),
             "rates": [[step, *map(float, lrs)] for step, lrs in self._rates],
         }
@@ -261,36 +266,15 @@ class Forecaster(Watcher):
         if self._mean.is_exchanged:
             raise RuntimeError("a state was loaded inside forecaster.averaged(): leave the block")
         self._load_counters(state_dict)
-        self._horizon = state_dict["horizon"]
+        self._horizon, self._due = state_dict["horizon"], state_dict["due"]
         rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
         self._rates = deque(rates, maxlen=_CHANGES)
         self._mean.load_state_dict(state_dict)
-        self._comparisons.load_state_dict(state_dict["comparisons"])
+        self._compared.load_state_dict(state_dict["comparisons"])
         self._losses.load_state_dict(state_dict["losses"])
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; hooks are not copied with an optimizer."""
-        state = self.state_dict()
-        mean, rest = state.pop("mean"), io.BytesIO()
-        # As bytes: a process that is spawned gets tensors as memory that it shares, which those of
-        # a state, made for the copy, do not outlive. The mean is there anyway.
-        torch.save(state, rest)
-        return {
-            "optimizer": self._optimizer,
-            "model": self._model,
-            "every": self._every,
-            "attached": self.is_attached,
-            "mean": mean,
-            "state_dict": rest.getvalue(),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Attach the copy to its own optimizer."""
-        self.__init__(state["optimizer"], state["model"], every=state["every"])
-        rest = torch.load(io.BytesIO(state["state_dict"]))
-        self.load_state_dict({**rest, "mean": state["mean"]})
-        if not state["attached"]:
-            self.detach()
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "model": self._model}
 
     # Steps ------------------------------------------------------------------------------------
 
@@ -348,12 +332,15 @@ class Forecaster(Watcher):
 
     def _forget_mean(self) -> None:
         self._mean = RunningMean(self._parameters, self._optimizer, self._step)
-        self._comparisons = Comparisons(self._mean.device, self._step)
+        self._compared = SampleLog(_COMPARISONS, [self._mean.device])
+        """The loss of a mini-batch at the parameters and at their mean."""
+        self._due = self._step + _BETWEEN
+        """Step of the next comparison."""
 
     @torch.no_grad()
     def _compare(self, loss: float | Tensor, closure: Callable[[], Any]) -> None:
         """Compare the loss at the parameters with that at their mean."""
-        self._comparisons.spread_out(self._step, self.since_reset)
+        self._due = self._step + max(_BETWEEN, self.since_reset // _COMPARISONS)
         devices = {p.device for p in self._parameters.params if p.device.type != "cpu"}
         kind = next(iter(devices)).type if devices else "cuda"
         with (
@@ -361,7 +348,12 @@ class Forecaster(Watcher):
             self._with_mean(self._model),
         ):
             value = check_loss(closure())
-        self._comparisons.add(self._step, self._mean.age(self._step), loss, value)
+        row = self._compared.add(self._step, self._mean.age(self._step))
+        for number, out in zip((loss, value), self._compared.parts[0][row], strict=True):
+            if isinstance(number, Tensor):
+                out.copy_(number.detach().reshape(()), non_blocking=True)
+            else:
+                out.fill_(number)
 
     @contextmanager
     def _with_mean(self, model: nn.Module | None) -> Iterator[None]:
@@ -410,7 +402,7 @@ class Forecaster(Watcher):
         ago, losses, counts = self._losses.blocks(shared=shared)
         totals = self._mean.totals()
         if shared:
-            self._comparisons.share()
+            share_mean(self._compared.parts[0])
             totals = mean_over_processes(totals)
         if not (agree and self._mean.was_finite(totals)):
             self._forget_mean()
@@ -426,6 +418,7 @@ class Forecaster(Watcher):
             advice = "call forecaster.update(loss) after every optimizer step"
             return f"no loss was handed over: {advice}"
         samples = self._mean.samples(totals, since)
+        own, averaged = self._compared.parts[0].cpu().numpy().T
         if since > self._start and len(samples.steps) < _FEWEST // 2:
             return "the mean of the parameters still holds those of another learning rate"
         inside = ago < seen
@@ -435,7 +428,7 @@ class Forecaster(Watcher):
             losses[inside],
             counts[inside],
             samples,
-            self._comparisons.differences(since),
+            self._compared.samples(own - averaged, since),
         )
         return outcomes(history, horizon)
 
@@ -454,7 +447,7 @@ class Forecaster(Watcher):
             RuntimeError: On all of them, if what was handed over does not fit together.
         """
         samples = self._step, self.constant_since(), self._mean.taken, self._mean.last
-        handed = self._losses.calls, self._comparisons.taken
+        handed = self._losses.calls, self._compared.taken
         same_calls, same_closures, *others = are_alike([*handed, *samples])
         agree = all(others)
         if not same_calls or (agree and not same_closures):

@@ -1,4 +1,4 @@
-"""Training losses, and those at the mean of the parameters, in bounded memory."""
+"""Training losses in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equilibrate.forecast.outcome import Samples
-from equilibrate.forecast.running_mean import SampleLog
-from equilibrate.watching.sharding import as_dtensor, mean_over_processes
+from equilibrate.watching.sharding import as_dtensor, share_mean
 from equilibrate.watching.sums import send
 from equilibrate.watching.window import Window
 
@@ -19,11 +17,6 @@ _CAPACITY = 512
 """Rows of the window."""
 _PENDING = 64
 """Losses that are added to it together."""
-_COMPARISONS = 256
-"""Comparisons that are kept."""
-_BETWEEN = 50
-"""Steps between two comparisons. A forward pass is a third of a step, so they take 0.7 % of the
-time."""
 
 
 class Losses:
@@ -87,11 +80,8 @@ class Losses:
     def share(self) -> None:
         """Give all processes the mean of their losses; all of them must call it."""
         self._settle()
-        if self._window is None:
-            return
-        own = self._window.rows().cpu()
-        if (mean := mean_over_processes(own)) is not own:  # also where this process has no loss
-            self._window.rows().copy_(mean)
+        if self._window is not None:  # also where this process has no loss
+            share_mean(self._window.rows())
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state; None before the first loss."""
@@ -130,71 +120,6 @@ class Losses:
         rows = torch.stack([torch.where(used, values, 0.0), used.double()], dim=1)
         self._window.extend(rows, [1] * len(rows))
         self._given = []
-
-
-class Comparisons:
-    """The last comparisons of the loss at the parameters with that at their mean.
-
-    Args:
-        device: Where they are kept.
-        step: Number of steps so far.
-    """
-
-    def __init__(self, device: torch.device, step: int) -> None:
-        self._log = SampleLog(_COMPARISONS)
-        self._pairs = torch.zeros(_COMPARISONS, 2, dtype=torch.float64, device=device)
-        self.due = step + _BETWEEN
-        """Step of the next one."""
-
-    @property
-    def taken(self) -> int:
-        """Number of comparisons so far."""
-        return self._log.taken
-
-    def add(self, step: int, age: float, own: float | Tensor, averaged: float | Tensor) -> None:
-        """Note a comparison; tensors are not waited for.
-
-        Args:
-            step: Number of steps so far.
-            age: Mean age of the parameters in the mean, in steps.
-            own: The loss at the parameters.
-            averaged: The loss at their mean.
-        """
-        row = self._log.add(step, age)
-        for number, out in zip((own, averaged), self._pairs[row], strict=True):
-            if isinstance(number, Tensor):
-                out.copy_(number.detach().reshape(()), non_blocking=True)
-            else:
-                out.fill_(number)
-
-    def spread_out(self, step: int, since_reset: int) -> None:
-        """Choose the step of the next comparison, so that those kept reach far enough back."""
-        self.due = step + max(_BETWEEN, since_reset // _COMPARISONS)
-
-    def differences(self, since: int) -> Samples:
-        """Return by how much the loss at the mean was lower. It waits for the device.
-
-        Args:
-            since: Step before which no parameters may have a noticeable weight in the mean.
-        """
-        own, averaged = self._pairs.cpu().numpy().T
-        return self._log.samples(own - averaged, since)
-
-    def share(self) -> None:
-        """Give all processes the mean of their comparisons; all of them must call it."""
-        own = self._pairs.cpu()
-        if (mean := mean_over_processes(own)) is not own:
-            self._pairs.copy_(mean)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        return {**self._log.state_dict(self._pairs), "due": self.due}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
-        self.due = state["due"]
-        rows = self._log.load_state_dict(state, width=2)
-        self._pairs.copy_(self._pairs.new_tensor(rows))
 
 
 def check_loss(loss: Any) -> float | Tensor:

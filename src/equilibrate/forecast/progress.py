@@ -59,11 +59,6 @@ class Progress:
         """The loss at present."""
         return float(self.weights @ self.means[:, 0])
 
-    @property
-    def stderr(self) -> float:
-        """The standard error of `now`."""
-        return self.loss(self.step)[1]
-
     def loss(self, step: float) -> tuple[float, float]:
         """Return the loss at a step, now or later, and its standard error."""
         z = _bend(np.array([step]) / self.step, self.powers)[:, 0]

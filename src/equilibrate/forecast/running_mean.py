@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,25 +18,30 @@ from equilibrate.watching.edits import exchanged
 from equilibrate.watching.means import Means, choose
 from equilibrate.watching.parameters import Bucket, ParameterSet
 from equilibrate.watching.sharding import distribute_like, local
-from equilibrate.watching.sums import norms
+from equilibrate.watching.sums import norms, on_device
 
 _ROWS = 1024
 """Samples that are kept."""
 
 
 class SampleLog:
-    """At which steps the last samples were taken, and how old the mean of the parameters was.
+    """The last samples: steps, how old the mean of the parameters was, and two numbers of each.
 
     Args:
         rows: Number of samples to keep.
+        devices: Where parts of the numbers are measured.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, devices: Sequence[torch.device]) -> None:
         self._rows = rows
+        self.parts = [torch.zeros(rows, 2, dtype=torch.float64, device=d) for d in devices]
+        """The numbers, which are sums of these."""
         self.clear()
 
     def clear(self) -> None:
         """Forget all samples."""
+        for part in self.parts:
+            part.zero_()
         self.taken = 0
         """Number of samples so far."""
         self._steps, self._ages = array("q", [0] * self._rows), array("d", [0.0] * self._rows)
@@ -77,22 +82,20 @@ class SampleLog:
             "values": values[:kept].tolist(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], width: int) -> list[list[float]]:
-        """Restore a state.
+    def load_state_dict(self, state: dict[str, Any], processes: int = 1) -> None:
+        """Restore a state, with all values in the first part: only their sum is ever used.
 
         Args:
             state: What `state_dict` returned.
-            width: Numbers in a row.
-
-        Returns:
-            The values of all rows.
+            processes: Number of processes whose parts are summed.
         """
         self.clear()
         self.taken = state["taken"]
-        values = state["values"]
         for i, (step, age) in enumerate(zip(state["steps"], state["ages"], strict=True)):
             self._steps[i], self._ages[i] = step, age
-        return values + [[0.0] * width] * (self._rows - len(values))
+        if values := state["values"]:
+            first = self.parts[0]
+            first[: len(values)] = first.new_tensor(values) / processes
 
 
 class RunningMean:
@@ -110,7 +113,7 @@ class RunningMean:
         self._parameters = parameters
         buckets = parameters.buckets
         self._parts = [_BucketMean(bucket, optimizer, 1 / len(buckets)) for bucket in buckets]
-        self._log = SampleLog(_ROWS)
+        self._log = SampleLog(_ROWS, [bucket.device for bucket in buckets])
         self._unseen = 1.0
         """Weight that the mean has not given to any sample yet."""
         self._age, self._last = 0.0, step - 1
@@ -130,7 +133,7 @@ class RunningMean:
     @property
     def device(self) -> torch.device:
         """The device of the first parameters."""
-        return self._parts[0].samples.device
+        return self._log.parts[0].device
 
     @property
     def is_exchanged(self) -> bool:
@@ -153,8 +156,8 @@ class RunningMean:
         share = (1 - decay) / (1 - self._unseen)  # unbiased: the first sample has all the weight
         age = self.age(step)
         row = self._log.add(step, age if self.taken else math.inf)
-        for part in self._parts:
-            part.sample(row, share)
+        for part, rows in zip(self._parts, self._log.parts, strict=True):
+            part.sample(rows[row], share)
         self._age, self._last = (1 - share) * age, step
 
     def totals(self) -> Tensor:
@@ -162,8 +165,7 @@ class RunningMean:
 
         If parameters are sharded, every process must call it.
         """
-        parts = [part.samples for part in self._parts]
-        return torch.stack(self._parameters.layout.total(parts)).sum(0)
+        return torch.stack(self._parameters.layout.total(self._log.parts)).sum(0)
 
     def samples(self, totals: Tensor, since: int) -> Samples:
         """Return the samples of (θ − m)·g at steps that were made, given `totals`."""
@@ -224,14 +226,11 @@ class RunningMean:
         with torch.no_grad():
             for mean, saved in zip(self.tensors(), state["mean"], strict=True):
                 local(mean).copy_(local(saved))
-        # All of them in one place: only their total is ever used.
-        first = self._parts[0].samples
-        rows = self._log.load_state_dict(state["products"], width=2)
-        first.copy_(first.new_tensor(rows) / self._parameters.layout.processes)
+        self._log.load_state_dict(state["products"], self._parameters.layout.processes)
 
 
 class _BucketMean:
-    """The mean and the samples of the parameters of one bucket.
+    """The mean of the parameters of one bucket.
 
     Args:
         bucket: The parameters.
@@ -242,8 +241,6 @@ class _BucketMean:
     def __init__(self, bucket: Bucket, optimizer: Optimizer, share: float) -> None:
         self.bucket = bucket
         self._optimizer = optimizer
-        # The second column is whether the step was made, or skipped by gradient scaling.
-        self.samples = torch.zeros(_ROWS, 2, dtype=torch.float64, device=bucket.device)
         self._made = share / bucket.layout.processes
         self._saved: list[Tensor] | None = None
         self._kept: Means | None = None
@@ -258,24 +255,24 @@ class _BucketMean:
     def norm(self) -> Tensor:
         """Return |m|² of this process's part; 0 before the first sample."""
         if self._kept is None:
-            return self.samples.new_zeros(())
+            return torch.zeros((), dtype=torch.float64, device=self.bucket.device)
         return norms(self._kept.tensors()[0]).sum()
 
     def save(self) -> None:
         """Copy the parameters before a step whose gradient is not known yet."""
         self._saved = [p.detach().clone() for p in self.bucket.local()]
 
-    def sample(self, row: int, share: float) -> None:
+    def sample(self, sample: Tensor, share: float) -> None:
         """Write a sample and move the mean.
 
         The parameters are those of the last `save`, if there was one since the last sample.
 
         Args:
-            row: Where to write the sample.
+            sample: Where to write (θ − m)·g, and whether the step is made, or skipped by gradient
+                scaling.
             share: By which share of θ − m the mean moves.
         """
         params, self._saved = self._saved or self.bucket.local(), None
-        sample = self.samples[row]
         value, made = sample[:-1], sample[-1]
         gradients = self.bucket.local_like([p.grad for p in self.bucket.params])
         self.means.measure(params, gradients, value, [share])
@@ -283,10 +280,6 @@ class _BucketMean:
             value.neg_()
         made.fill_(self._made)
         if (scale := getattr(self._optimizer, "grad_scale", None)) is not None:
-            value.div_(_on(scale, value))
+            value.div_(on_device(scale, value))
         if (found := getattr(self._optimizer, "found_inf", None)) is not None:
-            sample.masked_fill_(_on(found, sample) > 0, 0.0)
-
-
-def _on(number: Tensor, like: Tensor) -> Tensor:
-    return number.detach().reshape(()).to(like.device, non_blocking=True)
+            sample.masked_fill_(on_device(found, sample) > 0, 0.0)

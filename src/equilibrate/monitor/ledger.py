@@ -25,7 +25,7 @@ from equilibrate.monitor.updates import Update, update_of
 from equilibrate.watching.edits import EditWatch
 from equilibrate.watching.parameters import Bucket
 from equilibrate.watching.rates import Scalar
-from equilibrate.watching.sums import ALONG, NORM, SQUARE, choose, norms, send
+from equilibrate.watching.sums import ALONG, NORM, SQUARE, choose, norms, on_device, send
 from equilibrate.watching.window import Window
 
 POTENTIAL = 3
@@ -385,11 +385,6 @@ class Ledger:
         self._edits.forget()
         self._edits.every_step = state["edited"]
         self._unproven = False  # sums of another number of processes cannot be compared
-
-
-def on_device(found: Tensor, like: Tensor) -> Tensor:
-    """Return what gradient scaling has found as a scalar on the device of another tensor."""
-    return found.detach().reshape(()).to(like.device, non_blocking=True)
 
 
 def _is_same(new: Scalar, old: Scalar) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import warnings
 from typing import Any
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 
 from equilibrate.monitor.alignment import Alignments, alignments
 from equilibrate.monitor.layers import LayerTable
-from equilibrate.monitor.ledger import Ledger, on_device
+from equilibrate.monitor.ledger import Ledger
 from equilibrate.monitor.outlook import outlook
 from equilibrate.monitor.totals import total
 from equilibrate.monitor.updates import steps_as_sgd
@@ -22,6 +21,7 @@ from equilibrate.monitor.weight_decay import weight_decay_of
 from equilibrate.readings import Reading
 from equilibrate.watching.edits import are_exchanged
 from equilibrate.watching.rates import Scalar, learning_rate
+from equilibrate.watching.sums import on_device
 from equilibrate.watching.watcher import Watcher
 
 
@@ -233,26 +233,17 @@ steps: it will not equilibrate in this run
         self._remember()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; hooks are not copied with an optimizer."""
-        # As bytes: a process that is spawned gets tensors as memory that it shares, which those of
-        # a state, made for the copy, do not outlive.
-        state = io.BytesIO()
-        torch.save(self.state_dict(), state)
-        return {
-            "optimizer": self._optimizer,
-            "names": [(p, self._names.get(id(p), "")) for p in self._parameters.params],
-            "every": self._every,
-            "scale_invariant": self._scale_invariant,
-            "state_dict": state.getvalue(),
-        }
+        """Return what a copy needs."""
+        names = [(p, self._names.get(id(p), "")) for p in self._parameters.params]
+        return {**super().__getstate__(), "names": names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Attach the copy to its own optimizer."""
-        self.__init__(
-            state["optimizer"], every=state["every"], scale_invariant=state["scale_invariant"]
-        )
+        super().__setstate__(state)
         self._names = {id(p): name for p, name in state["names"] if name}
-        self.load_state_dict(torch.load(io.BytesIO(state["state_dict"])))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "scale_invariant": self._scale_invariant}
 
     # Steps ------------------------------------------------------------------------------------
 

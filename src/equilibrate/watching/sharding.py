@@ -81,7 +81,8 @@ def regathered(model: nn.Module | None) -> Iterator[None]:
         None.
     """
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    gathered = [m for m in model.modules() if isinstance(m, kind)] if model is not None else []
+    modules = () if model is None else model.modules()
+    gathered: list[Any] = [module for module in modules if isinstance(module, kind)]
     try:
         for module in gathered:
             module.reshard()
@@ -157,6 +158,12 @@ def mean_over_processes(values: Tensor) -> Tensor:
     total = values.to(device_for(None, values.device), copy=True)  # NCCL adds up on GPUs only
     dist.all_reduce(total)
     return total.cpu() / dist.get_world_size()
+
+
+def share_mean(values: Tensor) -> None:
+    """Replace numbers by their mean over all processes, each of which must call it."""
+    if _has_others():
+        values.copy_(mean_over_processes(values.cpu()))
 
 
 def are_alike(numbers: Sequence[int]) -> list[bool]:

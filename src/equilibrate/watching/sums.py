@@ -148,6 +148,11 @@ def send(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
+def on_device(number: Tensor, like: Tensor) -> Tensor:
+    """Return a number on the device of another tensor, without waiting for it."""
+    return number.detach().reshape(()).to(like.device, non_blocking=True)
+
+
 def _in_pieces(function: Callable[..., Sequence[Tensor]], *flat: Tensor) -> Sequence[Tensor]:
     """Return the sums of a function of short vectors over all pieces of long ones."""
     dtypes = {x.dtype for x in flat}

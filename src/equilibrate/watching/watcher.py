@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -237,6 +238,36 @@ class Watcher:
                 f"{_describe(self._parameters.fingerprint())}; load it with the model and "
                 "parameter groups it was saved with"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state. What is as large as the parameters is its "mean"."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        raise NotImplementedError
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments that make a copy."""
+        return {"optimizer": self._optimizer, "every": self._every}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs; hooks are not copied with an optimizer."""
+        state, rest = self.state_dict(), io.BytesIO()
+        mean = state.pop("mean", None)
+        # As bytes: a process that is spawned gets tensors as memory that it shares, which those of
+        # a state, made for the copy, do not outlive. The mean is there anyway.
+        torch.save(state, rest)
+        made = {"arguments": self._arguments(), "attached": self.is_attached}
+        return {**made, "mean": mean, "state_dict": rest.getvalue()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach the copy to its own optimizer."""
+        self.__init__(**state["arguments"])
+        rest = torch.load(io.BytesIO(state["state_dict"]))
+        self.load_state_dict({**rest, "mean": state["mean"]})
+        if not state["attached"]:
+            self.detach()
 
     def _load_counters(self, state: dict[str, Any]) -> None:
         """Check a state, begin again, and restore what `_counters` returned."""
