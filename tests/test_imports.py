@@ -19,7 +19,6 @@ ORDER = [
     "averages",
     "relations",
     "solvable",
-    "mean_loss",
     "watching",
     "monitor",
     "forecast",

@@ -18,7 +18,7 @@ from equilibrate.forecast.losses import Losses, check_loss
 from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes
 from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
-from equilibrate.watching.edits import kept_buffers
+from equilibrate.watching.edits import kept_buffers, kept_generators
 from equilibrate.watching.rates import Scalar, learning_rate
 from equilibrate.watching.sharding import are_alike, mean_over_processes, regathered, share_mean
 from equilibrate.watching.watcher import Watcher
@@ -341,12 +341,7 @@ class Forecaster(Watcher):
     def _compare(self, loss: float | Tensor, closure: Callable[[], Any]) -> None:
         """Compare the loss at the parameters with that at their mean."""
         self._due = self._step + max(_BETWEEN, self.since_reset // _COMPARISONS)
-        devices = {p.device for p in self._parameters.params if p.device.type != "cpu"}
-        kind = next(iter(devices)).type if devices else "cuda"
-        with (
-            torch.random.fork_rng(list(devices), device_type=kind),
-            self._with_mean(self._model),
-        ):
+        with kept_generators(self._parameters.params), self._with_mean(self._model):
             value = check_loss(closure())
         row = self._compared.add(self._step, self._mean.age(self._step))
         for number, out in zip((loss, value), self._compared.parts[0][row], strict=True):

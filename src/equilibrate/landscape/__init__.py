@@ -7,8 +7,8 @@ from equilibrate.landscape.data import Data
 from equilibrate.landscape.fdr2 import FDR2Estimates, estimate_fdr2
 from equilibrate.landscape.fits import Fit, fit
 from equilibrate.landscape.landscape import Landscape, Noise, NoiseCurvature, connected_scaling
+from equilibrate.landscape.mean_loss import Batch, Loss
 from equilibrate.landscape.sweeps import Sweep, SweepPoint, sweep
-from equilibrate.mean_loss import Batch, Loss
 
 __all__ = [
     "Batch",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from equilibrate.mean_loss import Batch
+from equilibrate.landscape.mean_loss import Batch
 
 Data = Batch | Iterable[Batch]
 """(inputs, targets) of all examples, or an iterable of such batches, for example a `DataLoader`."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from equilibrate import estimates
 from equilibrate.estimates import Estimate
 from equilibrate.landscape.data import Data, TrainingData, check_batch
-from equilibrate.mean_loss import Batch, Loss, require_mean_loss
+from equilibrate.landscape.mean_loss import Batch, Loss, require_mean_loss
 from equilibrate.observables import inner
 
 

@@ -16,7 +16,7 @@ from equilibrate import estimates
 from equilibrate.estimates import Estimate
 from equilibrate.landscape.fdr2 import sgd
 from equilibrate.landscape.landscape import Landscape
-from equilibrate.mean_loss import Batch, Loss
+from equilibrate.landscape.mean_loss import Batch, Loss
 from equilibrate.observables import Snapshot, fdr1_left, fdr1_right, inner
 
 _MIN_EPOCHS = 8

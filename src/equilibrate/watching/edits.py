@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 
@@ -70,6 +70,19 @@ def kept_buffers(model: nn.Module | None) -> Iterator[None]:
             buffers[name] = buffer
             if 0 not in buffer.stride():  # an expanded view cannot be written to
                 buffer.copy_(value)
+
+
+@contextmanager
+def kept_generators(params: Iterable[Tensor]) -> Iterator[None]:
+    """Restore the random generators of the host and of the devices of parameters after a block.
+
+    Yields:
+        None.
+    """
+    devices = {p.device for p in params if p.device.type != "cpu"}
+    kind = next(iter(devices)).type if devices else "cuda"
+    with torch.random.fork_rng(list(devices), device_type=kind):
+        yield
 
 
 def are_exchanged(params: Sequence[Tensor]) -> bool:

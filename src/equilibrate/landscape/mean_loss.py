@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+
+from equilibrate.watching.edits import kept_buffers, kept_generators
 
 Batch = tuple[Tensor, Tensor]
 """(inputs, targets), with the examples on the first axis."""
@@ -72,7 +73,7 @@ def require_mean_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
         return _Evaluation(value.item(), torch.cat([g.reshape(-1) for g in slopes]))
 
     places = list(range(len(inputs))) if len(inputs) > 1 else [0, 0]
-    with torch.enable_grad(), _unchanged(model):
+    with torch.enable_grad(), kept_generators(model.parameters()), kept_buffers(model):
         once, again = evaluate(*places), evaluate(*places)
         changed = _difference(once, again, size=once.gradient.norm().item())
         if changed > _REPEATED_TOLERANCE:
@@ -98,20 +99,6 @@ def require_mean_loss(model: nn.Module, loss: Loss, batch: Batch) -> None:
                     f"of a batch{_suspects(model)}"
                 )
             before = after
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore the generators, from which random layers draw, and the buffers of the model."""
-    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(saved[name])
 
 
 class _Evaluation(NamedTuple):

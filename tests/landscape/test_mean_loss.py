@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from equilibrate.mean_loss import require_mean_loss
+from equilibrate.landscape.mean_loss import require_mean_loss
 
 generator = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(400, 5, generator=generator)
