@@ -130,6 +130,24 @@ def test_averages_are_finite_if_the_parameters_are(gradient):
         assert not torch.equal(params[0], own)  # they have begun again
 
 
+def test_parameters_of_a_step_that_failed_are_forgotten():
+    theta = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([theta], lr=0.5)
+    forecaster = eq.Forecaster(optimizer, every=1)
+
+    def fail():
+        raise KeyError("a closure that fails")
+
+    with pytest.raises(KeyError, match="a closure that fails"):
+        optimizer.step(fail)
+    with torch.no_grad():
+        theta.fill_(100.0)
+    theta.grad = torch.ones(2)
+    optimizer.step()
+    with forecaster.averaged():
+        assert theta.tolist() == [100.0, 100.0]
+
+
 def test_no_state_is_loaded_inside_of_a_block():
     _, _, forecaster = trained()
     state = forecaster.state_dict()

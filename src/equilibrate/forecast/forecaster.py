@@ -312,13 +312,13 @@ class Forecaster(Watcher):
 
     def _finish_step(self) -> None:
         if self._measured and self._pending:
-            self._sample(self._step - 1)
+            self._sample(self._step - 1, saved=True)
         self._calm = True
 
-    def _sample(self, step: int) -> None:
-        """Take a sample at a step, counted from 0."""
+    def _sample(self, step: int, *, saved: bool = False) -> None:
+        """Take a sample at a step, counted from 0, of parameters that may have been saved."""
         self._pending = False
-        self._mean.sample(step, self._half_life(step))
+        self._mean.sample(step, self._half_life(step), saved=saved)
 
     def _half_life(self, step: int) -> float:
         """Return the half-life of the mean at a step."""

@@ -149,15 +149,21 @@ class RunningMean:
         for part in self._parts:
             part.save()
 
-    def sample(self, step: int, half_life: float) -> None:
-        """Take a sample at a step, counted from 0, and move the mean."""
+    def sample(self, step: int, half_life: float, *, saved: bool) -> None:
+        """Take a sample at a step, counted from 0, and move the mean.
+
+        Args:
+            step: The step.
+            half_life: Half-life of the mean, in steps.
+            saved: Whether the parameters of this step are those of the last `save`.
+        """
         decay = 2 ** (-(step - self._last) / half_life)
         self._unseen *= decay
         share = (1 - decay) / (1 - self._unseen)  # unbiased: the first sample has all the weight
         age = self.age(step)
         row = self._log.add(step, age if self.taken else math.inf)
         for part, rows in zip(self._parts, self._log.parts, strict=True):
-            part.sample(rows[row], share)
+            part.sample(rows[row], share, saved=saved)
         self._age, self._last = (1 - share) * age, step
 
     def totals(self) -> Tensor:
@@ -262,17 +268,17 @@ class _BucketMean:
         """Copy the parameters before a step whose gradient is not known yet."""
         self._saved = [p.detach().clone() for p in self.bucket.local()]
 
-    def sample(self, sample: Tensor, share: float) -> None:
+    def sample(self, sample: Tensor, share: float, *, saved: bool) -> None:
         """Write a sample and move the mean.
-
-        The parameters are those of the last `save`, if there was one since the last sample.
 
         Args:
             sample: Where to write (θ − m)·g, and whether the step is made, or skipped by gradient
                 scaling.
             share: By which share of θ − m the mean moves.
+            saved: Whether the parameters are those of the last `save`.
         """
-        params, self._saved = self._saved or self.bucket.local(), None
+        params, self._saved = self._saved if saved else self.bucket.local(), None
+        assert params is not None
         value, made = sample[:-1], sample[-1]
         gradients = self.bucket.local_like([p.grad for p in self.bucket.params])
         self.means.measure(params, gradients, value, [share])
