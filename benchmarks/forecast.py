@@ -9,8 +9,8 @@ At the end of a branch its loss is evaluated on the batches of the next steps, e
 trained on, as the losses of the trunk at these steps are. A second loss, on held-out examples, is
 evaluated there and, averaged over 16 steps around a moment, on the trunk when the branch begins
 and when it ends. With `--schedules` it is also branched with half and a tenth of the learning rate
-and with twice the batch, and trained again from its beginning with a cosine to zero, with one to a
-tenth, and with a `Cooldown`.
+and with twice the batch, and trained again from its beginning with a cosine to zero and with one to
+a tenth; a `Cooldown` watches the trunk, too, which is branched where it begins.
 
 `forecast_table.py` computes forecasts from the record, from what lies before each branch alone.
 Every run is a process of its own and writes one file, again after each branch.
@@ -31,6 +31,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,8 @@ PLACES = 16
 """Steps around a moment at which the trunk is evaluated on held-out examples."""
 PARTS = 4
 """At each of them one in so many of the batches is evaluated."""
-SCHEDULES = ("Cooldown", "cosine", "cosine to a tenth")
+COSINES = {"cosine": 0.0, "cosine to a tenth": 0.1}
+"""Share of the learning rate that is left at their end."""
 
 
 class HeldOutLosses:
@@ -81,6 +84,7 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
     device = "cuda" if torch.cuda.is_available() else "cpu"
     examples = task.data(options.data, options.tiny).to(device)
     training = Training(task, examples, seed, tiny=options.tiny)
+    initial = training.save()
     held_out = HeldOutLosses(task)
     record: dict[str, Any] = {
         "task": name,
@@ -102,6 +106,9 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
     }
     out = options.out / f"{options.run[0].replace(':', '-')}.json"
     forecaster = eq.Forecaster(training.optimizer, training.model)
+    scheduler = None
+    if options.schedules:
+        scheduler = eq.Cooldown(training.optimizer, task.steps, task.warm_up, model=training.model)
     last = max(t + n for t, ns in task.branches.items() for n in ns)
     total = last + max(task.around, task.evaluated)
     losses = torch.zeros(total, device=device)  # many small tensors would break up the heap
@@ -114,30 +121,49 @@ def run(task: ForecastTask, name: str, seed: int, *, options: argparse.Namespace
             _note(record, forecaster, losses[:step], held_out)
             _write(out, record)
         if step in task.branches:
-            saved, watched = training.save(), copy.deepcopy(forecaster.state_dict())
             kinds = [("cooldown", n) for n in task.branches[step]]
             if step == 2000 and options.schedules and not task.large:
                 kinds += [(kind, task.branches[step][-1]) for kind in ("half", "tenth", "batch")]
-            for kind, n in kinds:
-                record["branches"].append(branch(training, saved, kind, step, n))
-            training.restore(saved)
-            forecaster.load_state_dict(watched)
+            with returning(training, *filter(None, (forecaster, scheduler))) as saved:
+                for kind, n in kinds:
+                    record["branches"].append(branch(training, saved, kind, step, n))
             _write(out, record)
             if time.time() > options.deadline:
                 return
         losses[step] = training.train(training.constant_lr())
         forecaster.update(losses[step], training.again)
+        if scheduler is not None:
+            scheduler.step(losses[step], training.again)
+            if scheduler.is_decaying:
+                record["decays"]["Cooldown"] = task.steps - training.step
+                with returning(training, forecaster):
+                    record["schedules"]["Cooldown"] = decay(training, scheduler)
+                scheduler = None
     _note(record, forecaster, losses, held_out)
     record["finished"] = True
     _write(out, record)
     forecaster.detach()
-    for schedule in SCHEDULES if options.schedules else ():
+    for name, floor in COSINES.items() if options.schedules else ():
         if time.time() < options.deadline:
-            fresh = Training(task, examples, seed, tiny=options.tiny)
-            decay = train_with(fresh, schedule)
-            record["schedules"][schedule] = round(fresh.held_out(), 6)
-            record["decays"][schedule] = decay
+            training.restore(initial)
+            record["schedules"][name] = cosine(training, floor)
             _write(out, record)
+
+
+@contextmanager
+def returning(
+    training: Training, *watchers: eq.Forecaster | eq.Cooldown
+) -> Iterator[dict[str, Any]]:
+    """Return after a block to where a training and what watches it are.
+
+    Yields:
+        The state of the training.
+    """
+    saved, states = training.save(), [copy.deepcopy(w.state_dict()) for w in watchers]
+    yield saved
+    training.restore(saved)
+    for watcher, state in zip(watchers, states, strict=True):
+        watcher.load_state_dict(state)
 
 
 def branch(
@@ -162,22 +188,23 @@ def branch(
     return made | {"coming": [round(loss, 5) for loss in coming]}
 
 
-def train_with(training: Training, schedule: str) -> int:
-    """Make all steps of a training; return over how many the learning rate fell."""
+def decay(training: Training, scheduler: eq.Cooldown) -> float:
+    """Make the remaining steps of a training whose decay has begun; return its held-out loss."""
+    begun = scheduler.last_decision
+    print(f"{training.task.title}: step {begun.step}: {begun.reason}", flush=True)
+    while training.step < training.task.steps:
+        scheduler.step(training.train())
+    return round(training.held_out(), 6)
+
+
+def cosine(training: Training, floor: float) -> float:
+    """Make all steps of a training with a cosine; return its held-out loss."""
     total, warm_up = training.task.steps, training.task.warm_up
-    if schedule == "Cooldown":
-        scheduler = eq.Cooldown(training.optimizer, total, warm_up, model=training.model)
-        for _ in range(total):
-            scheduler.step(training.train(), training.again)
-        begun = scheduler.last_decision
-        print(f"{training.task.title}: step {begun.step}: {begun.reason}", flush=True)
-        return total - begun.step
-    floor = {"cosine": 0.0, "cosine to a tenth": 0.1}[schedule]
     for step in range(total):
         share = max(0.0, (step + 1 - warm_up) / (total - warm_up))
-        decay = floor + (1 - floor) * (1 + math.cos(math.pi * share)) / 2
-        training.train(training.constant_lr() * decay)
-    return total - warm_up
+        left = floor + (1 - floor) * (1 + math.cos(math.pi * share)) / 2
+        training.train(training.constant_lr() * left)
+    return round(training.held_out(), 6)
 
 
 def _note(

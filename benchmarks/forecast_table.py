@@ -229,28 +229,55 @@ def what_if(records: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def ordering(records: dict[str, dict[str, Any]]) -> str:
-    """Return how many pairs of runs of a task are ordered as their cooled-down losses, as a table.
+@dataclass(frozen=True)
+class Pair:
+    """Two runs at one moment, and what tells which of them ends lower after a cooldown."""
 
-    Pairs are runs on the same data with different learning rates or batch sizes.
+    task: str
+    step: int
+    right: np.ndarray
+    """Whether forecast, loss and averaged weights tell it: of training and of held-out losses."""
+
+
+def pairs(records: dict[str, dict[str, Any]]) -> list[Pair]:
+    """Return all pairs of runs on the same data with other learning rates or batch sizes."""
+    ends: dict[tuple[Any, ...], list[tuple[dict[str, Any], np.ndarray, np.ndarray]]] = {}
+    for record in records.values():
+        for made in record["branches"]:
+            if made["kind"] == "cooldown":
+                moment = record["task"], record["data"], made["step"], made["horizon"]
+                ends.setdefault(moment, []).append((record, *_ends(record, made)))
+    return [
+        Pair(moment[0], moment[2], (reached < others)[:, None] == (told < other))
+        for moment, runs in ends.items()
+        for (a, reached, told), (b, others, other) in itertools.combinations(runs, 2)
+        if _setting(a) != _setting(b)
+    ]
+
+
+def ordering(found: list[Pair], *, steps: bool = False) -> str:
+    """Return how many pairs are ordered as after a cooldown, as a table by task.
+
+    Args:
+        found: The pairs.
+        steps: Whether each step has a row of its own.
     """
-    lines = ["| task, step | pairs | forecast | loss | averaged weights |", "|" + " --- |" * 5]
-    for task in TITLES:
-        runs = [r for r in records.values() if r["task"] == task]
-        cooldowns = [b for r in runs for b in r["branches"] if b["kind"] == "cooldown"]
-        for step in sorted({b["step"] for b in cooldowns}):
-            right, pairs = np.zeros(3, dtype=int), 0
-            for horizon in sorted({b["horizon"] for b in cooldowns if b["step"] == step}):
-                ends = [(r, end) for r in runs if (end := _ends(r, step, horizon))]
-                for (a, one), (b, other) in itertools.combinations(ends, 2):
-                    if a["data"] != b["data"] or _setting(a) == _setting(b):
-                        continue
-                    pairs += 1
-                    for i in range(3):
-                        right[i] += (one[0] < other[0]) == (one[i + 1] < other[i + 1])
-            if pairs:
-                cells = " | ".join(map(str, right))
-                lines.append(f"| {TITLES[task]}, {step:,} | {pairs} | {cells} |")
+    lines = [
+        "| | pairs | as training losses: forecast | loss | averaged weights | "
+        "as held-out losses: forecast | loss | averaged weights |",
+        "|" + " --- |" * 8,
+    ]
+    rows = [(title, [p for p in found if p.task == task]) for task, title in TITLES.items()]
+    if steps:
+        rows = [
+            (f"{title}, {step:,}", [p for p in chosen if p.step == step])
+            for title, chosen in rows
+            for step in sorted({p.step for p in chosen})
+        ]
+    for title, chosen in [*rows, ("all", found)]:
+        if chosen:
+            cells = np.sum([p.right for p in chosen], axis=0).ravel()
+            lines.append(f"| {title} | {len(chosen):,} | {' | '.join(map('{:,}'.format, cells))} |")
     return "\n".join(lines)
 
 
@@ -258,19 +285,19 @@ def _setting(record: dict[str, Any]) -> tuple[float, int]:
     return record["settings"]["lr"], record["batch_size"]
 
 
-def _ends(record: dict[str, Any], step: int, horizon: int) -> tuple[float, ...] | None:
-    """Return the loss after a cooldown, its forecast, the loss before, and averaged."""
-    wanted = {"step": step, "kind": "cooldown", "horizon": horizon}
-    made = [b for b in record["branches"] if wanted.items() <= b.items()]
-    if not made:
-        return None
-    end = float(np.mean(made[0]["coming"] or made[0]["held_out"]))
+def _ends(record: dict[str, Any], made: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return losses after a cooldown, training and held-out, and what tells them.
+
+    That is the forecast, the loss before, and the loss of averaged weights.
+    """
+    step = made["step"]
+    end = np.array([np.mean(made["coming"] or made["held_out"]), made["held_out"]])
     past = history(record, step)
-    found = outcomes(past, horizon)
+    found = outcomes(past, made["horizon"])
     assert isinstance(found, Outcomes), found
     loss = float(np.mean(record["losses"][step - 100 : step]))
     averaged = loss - float(past.differences.values[-8:].mean())
-    return end, found.loss(KEPT, 1).value, loss, averaged
+    return end, np.array([found.loss(KEPT, 1).value, loss, averaged])
 
 
 def table(found: list[Branch]) -> str:
@@ -369,11 +396,12 @@ def main(arguments: list[str] | None = None) -> None:
     draw(found["new"], FIGURE)
     fresh = {run: records[run] for run in new}
     reported = {run: r for run, r in records.items() if run not in groups["tuned"]}
+    compared = pairs(reported)
     parts = {
         "forecast": summary(found["new"], without),
         "errors": errors(found["new"]),
         "what if": what_if(fresh),
-        "ordering": ordering(reported),
+        "ordering": ordering(compared),
         "confirmation": confirmation(fresh),
         "regrets": regrets(reported),
     }
@@ -386,6 +414,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"{title}:\n\n{summary(found[name])}" for name, title in EARLIER.items() if found[name]
     ]
     listed += [table([b for bs in made.values() for b in bs]), beginnings(records)]
+    listed += [ordering(compared, steps=True)]
     (options.records / "branches.md").write_text("\n\n".join(listed) + "\n")
 
 
