@@ -448,7 +448,7 @@ class Training:
     def restore(self, saved: dict[str, Any]) -> None:
         """Return to what `save` returned."""
         self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))  # it copies no tensor
         self.step = saved["step"]
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:

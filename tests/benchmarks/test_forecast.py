@@ -1,9 +1,13 @@
 """The benchmark of forecasts runs at tiny sizes, and its records become tables and a figure."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+
+import equilibrate as eq
 
 
 @pytest.fixture
@@ -37,6 +41,29 @@ def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
     assert confirmed in page.PAGE.read_text()
     assert f"| {path.stem} | 240 | 60 | " in path.with_name("branches.md").read_text()
     assert page.FIGURE.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["mlp", "text"])
+def test_branches_leave_no_trace_in_the_trunk(load, name):
+    tasks, forecast = load("forecast_tasks"), load("forecast")
+    task = replace(tasks.TASKS[name], batch_size=8, warm_up=0, evaluated=8)
+
+    def trained(*, branched):
+        training = tasks.Training(task, task.data(None, True), 1, tiny=True)
+        scheduler = eq.Cooldown(training.optimizer, 1000, model=training.model)
+        for step in range(200):
+            if branched and step == 150:
+                with forecast.returning(training, scheduler) as saved:
+                    first, again = (
+                        forecast.branch(training, saved, "cooldown", step, 30) for _ in range(2)
+                    )
+                assert first == again
+            scheduler.step(training.train(), training.again)
+        return list(training.model.parameters()), scheduler.forecaster.outcomes(200).noise
+
+    for a, b in zip(*(trained(branched=branched)[0] for branched in (False, True)), strict=True):
+        assert torch.equal(a, b)
+    assert trained(branched=False)[1] == trained(branched=True)[1]
 
 
 def test_forecasts_know_nothing_of_what_comes_after(load, page, tmp_path):
