@@ -32,7 +32,7 @@ def history(record: dict[str, Any], step: int) -> History:
     """Return what a forecaster would know at a step."""
     first = step // 2
     losses = np.array(record["losses"][first:step])
-    pairs = np.array([row for row in record["comparisons"] if row[0] <= step])
+    pairs = np.array([row for row in record["comparisons"] if row[0] < step])
     products = np.array([row[:3] for row in record["products"] if row[0] < step])
     return History(
         step,

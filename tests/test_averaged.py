@@ -1,6 +1,8 @@
 """Averaged parameters that a forecaster gives to a model for a while."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -153,11 +155,51 @@ def test_no_state_is_loaded_inside_of_a_block():
     state = forecaster.state_dict()
     with (
         forecaster.averaged(),
-        pytest.raises(
-            RuntimeError, match=r"loaded inside forecaster\.averaged\(\): leave the block"
-        ),
+        pytest.raises(RuntimeError, match=r"loaded inside forecaster\.averaged\(\)"),
     ):
         forecaster.load_state_dict(state)
+
+
+def test_no_step_is_made_inside_of_a_block_even_after_a_reset():
+    model, optimizer, forecaster = trained()
+    own = flat(model)
+    with forecaster.averaged():
+        forecaster.reset()
+        with pytest.raises(RuntimeError, match=r"made a step inside forecaster\.averaged\(\)"):
+            train(model, optimizer, 1)
+    assert torch.equal(flat(model), own)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_module_that_holds_its_forecaster_is_copied(copied):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.forecaster = eq.Forecaster(optimizer, model)
+    other = copied(model)
+    assert other.forecaster.model is other
+    assert other.forecaster.optimizer.param_groups[0]["params"][0] is other.weight
+
+
+def test_autocast_sees_averaged_values():
+    """It keeps copies of parameters in low precision until its outermost block ends."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    forecaster = eq.Forecaster(optimizer, every=1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    for _ in range(40):
+        optimizer.step()
+    autocast, x = torch.autocast("cpu", torch.bfloat16), torch.ones(2, 6)
+    with autocast:
+        own = model(x)
+    with forecaster.averaged(), autocast:
+        averaged = model(x)
+    with autocast:
+        assert torch.equal(model(x), own)
+        with forecaster.averaged():
+            assert torch.equal(model(x), averaged)
+        assert torch.equal(model(x), own)
+    assert not torch.equal(own, averaged)
 
 
 def test_blocks_inside_of_one_another():

@@ -29,7 +29,7 @@ def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
     record = json.loads(path.read_text())
     assert record["finished"]
     assert len(record["losses"]) == 240 + 60 + 48
-    assert [row[0] for row in record["comparisons"]] == [50, 100, 150, 200, 250, 300]
+    assert [row[0] for row in record["comparisons"]] == [49, 99, 149, 199, 249, 299]
     assert all(age < step for step, age, *_ in record["products"])
     cooldowns = [b for b in record["branches"] if b["kind"] == "cooldown"]
     assert {b["horizon"] for b in cooldowns} == {24, 30, 60}
@@ -77,9 +77,7 @@ def test_forecasts_know_nothing_of_what_comes_after(load, page, tmp_path):
     before = forecasts()
     assert len(before) == 2
     record["losses"][240:] = [9.0] * 108
-    record["comparisons"] = [
-        r if r[0] <= 240 else [*r[:2], 9.0, 8.0] for r in record["comparisons"]
-    ]
+    record["comparisons"] = [r if r[0] < 240 else [*r[:2], 9.0, 8.0] for r in record["comparisons"]]
     record["products"] = [r if r[0] < 240 else [*r[:2], 9.0, 1.0] for r in record["products"]]
     assert before == forecasts()
 

@@ -389,7 +389,7 @@ def test_no_value_stops_a_training(tmp_path, value, written):
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        ("1.0", "loss must be a number .* got str: pass the training loss"),
+        ("1.0", "loss must be a number .* got str: it is the training loss"),
         (torch.ones(2), r"tensor with one element, got a tensor of shape \(2,\)"),
         (torch.ones(1).to_sparse(), "sparse"),
         (10**400, "too large"),

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
-from equilibrate.forecast.losses import Losses, check_loss
-from equilibrate.forecast.outcome import KEPT, History, Outcomes, outcomes
+from equilibrate.forecast.losses import Losses, are_unequal, check_loss
+from equilibrate.forecast.outcome import FEWEST, KEPT, History, Outcomes, outcomes
 from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers, kept_generators
@@ -38,10 +38,15 @@ a cooldown over a fifth of them."""
 _IN_HALF_LIFE = 8
 """Samples in a half-life of the mean, at least, as long as steps allow: a mean of fewer keeps a
 share of the noise, which made the gain 1.2 to 1.4 times too small at step 1,000 of networks."""
-_FEWEST = 8
-"""Samples without which there is no forecast."""
+_FEWEST, _LONGEST = 8, 128
+"""In how many times `every` steps there is no forecast, and how many steps that is at the most,
+because first steps are sampled more densely."""
 _TOLERANCE = 0.2
 """By which share learning rates may differ and still count as the same."""
+
+_INSIDE = (
+    "inside forecaster.averaged(), where the parameters have other values: leave the block first"
+)
 
 
 class Forecaster(Watcher):
@@ -70,9 +75,10 @@ class Forecaster(Watcher):
             after a comparison. With a closure, sharded parameters need it.
         horizon: Length of the cooldown that the mean is made for, in steps. By default it grows
             with the training, to a fifth of the steps so far. Forecasts can be asked for any
-            length; those near this one are the most certain.
-        every: Take a sample at one in this many steps, at least. There are always eight in a
-            half-life of the mean: with the default one in 16 after step 2,560.
+            length; those near this one are the most certain. Below 533 steps more than one in 16
+            are sampled at any time, and below 67 each of them.
+        every: Take a sample at one in this many steps, at least. There are eight in a half-life of
+            the mean, if it is so long: with the default one in 16 after step 2,560.
 
     Raises:
         TypeError: If `optimizer` is not an optimizer, or `model` is not a module.
@@ -101,7 +107,11 @@ class Forecaster(Watcher):
         self._model = model
         self._pending = False
         """Whether a sample waits for the gradient of the step that is being made."""
+        self._is_exchanged = False
+        """Whether the parameters have their averaged values."""
         self._losses = Losses()
+        self._first_loss = 0
+        """Steps before the first loss."""
         super().__init__(optimizer, every)
         self._check_model(model)
 
@@ -126,10 +136,13 @@ class Forecaster(Watcher):
                 of the `model` and the state of random generators are restored. Under distributed
                 training every process must pass it.
         """
+        if not self._losses.calls:
+            self._first_loss = self._step - 1
         self._losses.add(loss)
-        if closure is not None and loss is not None and self._step >= self._due:
+        is_due = self._step >= self._due and self._mean.last == self._step - 1
+        if is_due and closure is not None and loss is not None:
             self.follow_parameters()
-            if self._mean.taken and self._mean.last == self._step - 1:
+            if self._mean.taken:
                 self._compare(check_loss(loss), closure)
 
     def forecast(self, horizon: float | None = None) -> Forecast:
@@ -254,6 +267,7 @@ class Forecaster(Watcher):
             **self._mean.state_dict(),
             "comparisons": self._compared.state_dict(self._compared.parts[0]),
             "losses": self._losses.state_dict(),
+            "first_loss": self._first_loss,
             "rates": [[step, *map(float, lrs)] for step, lrs in self._rates],
         }
 
@@ -263,8 +277,8 @@ class Forecaster(Watcher):
         Raises:
             RuntimeError: If the parameters have their averaged values.
         """
-        if self._mean.is_exchanged:
-            raise RuntimeError("a state was loaded inside forecaster.averaged(): leave the block")
+        if self._is_exchanged:
+            raise RuntimeError(f"a state was loaded {_INSIDE}")
         self._load_counters(state_dict)
         self._horizon, self._due = state_dict["horizon"], state_dict["due"]
         rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
@@ -272,9 +286,14 @@ class Forecaster(Watcher):
         self._mean.load_state_dict(state_dict)
         self._compared.load_state_dict(state_dict["comparisons"])
         self._losses.load_state_dict(state_dict["losses"])
+        self._first_loss = state_dict["first_loss"]
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**super()._arguments(), "model": self._model}
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "model": self._model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._model = state["model"]  # not checked: if it holds the forecaster, it is half copied
 
     # Steps ------------------------------------------------------------------------------------
 
@@ -287,11 +306,8 @@ class Forecaster(Watcher):
         Raises:
             RuntimeError: If the parameters have their averaged values.
         """
-        if self._mean.is_exchanged:
-            raise RuntimeError(
-                "the optimizer made a step inside forecaster.averaged(), where the parameters "
-                "have other values: leave the block to train"
-            )
+        if self._is_exchanged:
+            raise RuntimeError(f"the optimizer made a step {_INSIDE}")
         super().before_step(deferred=deferred)
 
     def _lay_out(self) -> None:
@@ -311,7 +327,7 @@ class Forecaster(Watcher):
             self._sample(self._step)
 
     def _finish_step(self) -> None:
-        if self._measured and self._pending:
+        if self._pending:
             self._sample(self._step - 1, saved=True)
         self._calm = True
 
@@ -342,8 +358,8 @@ class Forecaster(Watcher):
         """Compare the loss at the parameters with that at their mean."""
         self._due = self._step + max(_BETWEEN, self.since_reset // _COMPARISONS)
         with kept_generators(self._parameters.params), self._with_mean(self._model):
-            value = check_loss(closure())
-        row = self._compared.add(self._step, self._mean.age(self._step))
+            value = check_loss(closure(), "what the closure returns")
+        row = self._compared.add(self._mean.last, self._mean.age(self._mean.last))
         for number, out in zip((loss, value), self._compared.parts[0][row], strict=True):
             if isinstance(number, Tensor):
                 out.copy_(number.detach().reshape(()), non_blocking=True)
@@ -362,8 +378,13 @@ class Forecaster(Watcher):
                 "parameters are DTensors, of which FSDP2 may hold a copy with other values: pass "
                 "the model to Forecaster, Cooldown or averaged()"
             )
+        outer = self._is_exchanged
         with regathered(model), kept_buffers(model), self._mean.exchange():
-            yield
+            self._is_exchanged |= self._mean.taken > 0
+            try:
+                yield
+            finally:
+                self._is_exchanged = outer
 
     # Forecasts --------------------------------------------------------------------------------
 
@@ -407,14 +428,17 @@ class Forecaster(Watcher):
         if not self.is_attached and not self._mean.taken:
             return "nothing is measured any more"
         since = self.constant_since()
-        if (seen := self._step - since) < (needed := _FEWEST * self._every):
+        needed = min(_FEWEST * self._every, _LONGEST)
+        if (seen := self._step - since) < needed:
             return f"it needs {needed} steps at this learning rate, and has seen {seen}"
+        advice = "call forecaster.update(loss) after every optimizer step"
         if not counts.any():
-            advice = "call forecaster.update(loss) after every optimizer step"
-            return f"no loss was handed over: {advice}"
+            return f"no finite loss was handed over: {advice}"
+        if are_unequal(calls := self._losses.calls, steps := self._step - self._first_loss):
+            return f"losses were handed over {calls:,} times in {steps:,} optimizer steps: {advice}"
         samples = self._mean.samples(totals, since)
         own, averaged = self._compared.parts[0].cpu().numpy().T
-        if since > self._start and len(samples.steps) < _FEWEST // 2:
+        if since > self._start and len(samples.steps) < FEWEST:
             return "the mean of the parameters still holds those of another learning rate"
         inside = ago < seen
         history = History(

@@ -17,6 +17,8 @@ _CAPACITY = 512
 """Rows of the window."""
 _PENDING = 64
 """Losses that are added to it together."""
+_SLACK = 16
+"""By how many more than by half as many again calls and steps may differ."""
 
 
 class Losses:
@@ -122,11 +124,20 @@ class Losses:
         self._given = []
 
 
-def check_loss(loss: Any) -> float | Tensor:
+def are_unequal(calls: int, steps: int) -> bool:
+    """Return whether calls were not made once after each optimizer step.
+
+    Gradient scaling skips some sixteen steps at the start.
+    """
+    return max(calls - 1.5 * steps, steps - 1.5 * calls) > _SLACK
+
+
+def check_loss(loss: Any, what: str = "loss") -> float | Tensor:
     """Return a loss as a number, or as it is if it is a tensor.
 
     Args:
         loss: What a user has handed over. Every process must hand over a DTensor.
+        what: What it is called.
 
     Raises:
         TypeError: If it is not a number or a floating-point tensor with one element.
@@ -138,10 +149,10 @@ def check_loss(loss: Any) -> float | Tensor:
         return float(loss)
     if not isinstance(loss, Tensor) and hasattr(loss, "item") and getattr(loss, "size", 0) == 1:
         return float(loss.item())  # a number of NumPy's
-    what = type(loss).__name__
+    got = type(loss).__name__
     if isinstance(loss, Tensor):
-        what = f"a tensor of shape {tuple(loss.shape)} and dtype {loss.dtype}"
+        got = f"a tensor of shape {tuple(loss.shape)} and dtype {loss.dtype}"
     raise TypeError(
-        f"loss must be a number or a floating-point tensor with one element, got {what}: pass the "
-        "training loss of the step"
+        f"{what} must be a number or a floating-point tensor with one element, got {got}: it is "
+        "the training loss of the step"
     )

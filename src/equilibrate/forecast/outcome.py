@@ -81,10 +81,8 @@ _STEEPNESS_ERROR, _NOISE_ERROR, _KEPT_ERROR = 0.15, 0.25, 0.1
 """Standard errors beyond those of samples and losses: of the steepness and of the noise, as shares
 of them, because a cooldown is not just a mean; and of κ. Cooldowns removed as much noise as the
 mean tells in language models, 0.9 of it in an MLP and 1.2 to 2 times in networks for images."""
-_FEWEST = 4
+FEWEST = 4
 """Samples without which there is no error bar."""
-_CORRECTED = 6
-"""Comparisons of sampled steps from which on they are corrected for the noise of these steps."""
 _NORMAL = 1.96
 """Quantile of the normal distribution: few samples have the larger one of Student's."""
 
@@ -113,7 +111,7 @@ class History:
     products: Samples
     """(θ − m)·g, at steps that are counted from 0."""
     differences: Samples
-    """f(θ) − f(m) on the mini-batch of the last step, after so many steps."""
+    """f(θ) − f(m) on the mini-batch of a step, at steps that are counted from 0."""
 
 
 @dataclass(frozen=True)
@@ -187,13 +185,16 @@ def outcomes(history: History, horizon: int) -> Outcomes | str:
     compared, sampled = (
         _noises(samples, progress, horizon) for samples in (history.differences, history.products)
     )
-    if len(compared.values) >= _FEWEST:
+    if len(compared.values) >= FEWEST:
         noise, relative = _controlled(compared, sampled), _NOISE_ERROR
-    elif len(sampled.values) >= _FEWEST:
+    elif len(sampled.values) >= FEWEST:
         noise = _mean(sampled).scaled(_STEEPNESS / 2)
         relative = math.hypot(_NOISE_ERROR, _STEEPNESS_ERROR)
     else:
-        return "too few gradients were sampled that are finite and not zero"
+        found = len(sampled.values)
+        return (
+            f"it needs {FEWEST} samples of gradients that are finite and not zero, and has {found}"
+        )
     error = math.hypot(noise.stderr, relative * noise.value)
     return Outcomes(horizon, progress, _estimate(noise.value, error))
 
@@ -225,11 +226,11 @@ def _controlled(compared: _Series, sampled: _Series) -> Estimate:
     """Return the mean noise of comparisons, with samples at more steps as a control variate.
 
     Args:
-        compared: What was found after so many steps.
-        sampled: Twice what gradients say, at steps that are counted from 0.
+        compared: What was found.
+        sampled: Twice what gradients say.
     """
-    _, i, j = np.intersect1d(compared.steps - 1, sampled.steps, return_indices=True)
-    if (n := len(i)) < _CORRECTED:
+    _, i, j = np.intersect1d(compared.steps, sampled.steps, return_indices=True)
+    if (n := len(i)) < FEWEST:
         return _mean(compared)
     control, noise = _mean(sampled), compared.values[i]
     excess = sampled.values[j] - control.value

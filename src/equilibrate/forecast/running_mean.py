@@ -20,8 +20,8 @@ from equilibrate.watching.parameters import Bucket, ParameterSet
 from equilibrate.watching.sharding import distribute_like, local
 from equilibrate.watching.sums import norms, on_device
 
-_ROWS = 1024
-"""Samples that are kept."""
+_ROWS = 8192
+"""Samples that are kept: those of the later half of 262,144 steps, if one in 16 is sampled."""
 
 
 class SampleLog:
@@ -118,7 +118,6 @@ class RunningMean:
         """Weight that the mean has not given to any sample yet."""
         self._age, self._last = 0.0, step - 1
         """Mean age of the parameters in the mean at the last sample, and the step of this one."""
-        self._is_exchanged = False
 
     @property
     def taken(self) -> int:
@@ -134,11 +133,6 @@ class RunningMean:
     def device(self) -> torch.device:
         """The device of the first parameters."""
         return self._log.parts[0].device
-
-    @property
-    def is_exchanged(self) -> bool:
-        """Whether the parameters have the values of the mean."""
-        return self._is_exchanged
 
     def age(self, step: int) -> float:
         """Return the mean age of the parameters in the mean, in steps."""
@@ -208,12 +202,8 @@ class RunningMean:
         if not self.taken:
             yield
             return
-        outer, self._is_exchanged = self._is_exchanged, True
-        try:
-            with exchanged(self._parameters.params, self.tensors()):
-                yield
-        finally:
-            self._is_exchanged = outer
+        with exchanged(self._parameters.params, self.tensors()):
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; the mean is not copied. Collective if sharded."""

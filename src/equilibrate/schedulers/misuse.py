@@ -8,14 +8,13 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from equilibrate.forecast.losses import are_unequal
 from equilibrate.watching.hooks import StepHooks
 
 _UNCALLED = 200
 """Optimizer steps before the first call of the scheduler after which to warn."""
 _UNSEEN = 64
 """Calls without a step after which to warn. Gradient scaling skips some sixteen at the start."""
-_SLACK = 16
-"""By how many more than by half as many again calls and steps may differ: those skipped ones."""
 
 
 def mismatch(calls: int, seen: int, total_steps: int) -> str | None:
@@ -32,7 +31,7 @@ def mismatch(calls: int, seen: int, total_steps: int) -> str | None:
             "scheduler was created with, and wrap compiled or captured steps in "
             "`with eq.measure(optimizer):`"
         )
-    if seen and max(calls - 1.5 * seen, seen - 1.5 * calls) > _SLACK:
+    if seen and are_unequal(calls, seen):
         return (
             f"step() is not called once after every optimizer step (at first {calls} times in "
             f"{seen} of them), and total_steps={total_steps} counts calls: call "

@@ -170,6 +170,7 @@ def _versions(params: Sequence[Tensor], *, distributed: bool = True) -> int:
 
 
 def _copy(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    torch.clear_autocast_cache()  # a block of autocast may hold copies of the parameters
     with torch.no_grad():
         for p, value in zip(params, values, strict=True):
             local(p).copy_(local(value))
