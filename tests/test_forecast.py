@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -176,8 +177,8 @@ def test_epochs_of_a_multiple_of_16_batches_are_sampled_evenly(shuffled, batches
     than the other, of 222: 12 % is exceeded once in 10,000 seeds. At a fixed position of a fixed
     order all samples would be zero.
     """
-    random, steps = torch.Generator().manual_seed(0), 16_384
-    minima = torch.randn(batches, 40, generator=random, dtype=torch.float64)
+    generator, steps = torch.Generator().manual_seed(0), 16_384
+    minima = torch.randn(batches, 40, generator=generator, dtype=torch.float64)
     minima -= minima.mean(0)
     theta = nn.Parameter(torch.zeros(40, dtype=torch.float64))
     optimizer = torch.optim.SGD([theta], lr=0.1)
@@ -186,7 +187,7 @@ def test_epochs_of_a_multiple_of_16_batches_are_sampled_evenly(shuffled, batches
     order = torch.arange(batches)
     for t in range(steps):
         if shuffled and t % batches == 0:
-            order = torch.randperm(batches, generator=random)
+            order = torch.randperm(batches, generator=generator)
         theta.grad = theta.detach() - minima[order[t % batches]]
         exact.append((theta.detach() - mean) @ theta.grad)
         mean.lerp_(theta.detach(), 1 - decay)
@@ -373,6 +374,25 @@ def test_training_is_bit_identical_with_a_forecaster(name):
         return [*model.state_dict().values(), *gradients, torch.get_rng_state()]
 
     assert all(map(torch.equal, trained(False), trained(True)))
+
+
+def test_a_comparison_restores_random_generators():
+    p = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    forecaster = eq.Forecaster(optimizer, every=1)
+    drawn = []
+
+    def draw():
+        drawn.append([random.random(), np.random.rand(), torch.rand(()).item()])  # noqa: NPY002
+        return 1.0
+
+    for _ in range(50):
+        p.grad = torch.ones(3)
+        optimizer.step()
+        forecaster.update(1.0, draw)
+    draw()
+    assert len(drawn) == 2
+    assert drawn[0] == drawn[1]
 
 
 def test_a_closure_of_the_optimizer_is_read_after_the_step():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -54,11 +53,11 @@ def _is_plain(param: Tensor) -> bool:
 
 @contextmanager
 def without_trace(objects: Iterable[Any], params: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Undo what a block does to the attributes of objects and to random generators.
+    """Undo what a block does to the attributes of objects.
 
     Attributes get their values back, and so do tensors, lists, dictionaries and generators in them:
     counters, metrics, and methods that were replaced for the block. Parameters and buffers of
-    modules are left alone, and so is the global generator of torch.
+    modules are left alone, and so are global random generators.
 
     Args:
         objects: The objects.
@@ -68,11 +67,7 @@ def without_trace(objects: Iterable[Any], params: Iterable[Tensor] = ()) -> Iter
         None.
     """
     objects = list(objects)
-    undo: list[Callable[[], object]] = [
-        partial(random.setstate, random.getstate()),
-        partial(np.random.set_state, np.random.get_state()),  # noqa: NPY002
-        *(partial(_restore, p, p.detach().clone()) for p in params),
-    ]
+    undo: list[Callable[[], object]] = [partial(_restore, p, p.detach().clone()) for p in params]
     seen = {id(o._buffers) for o in objects if isinstance(o, nn.Module)}
     for each in objects:
         _note(vars(each), undo, seen)

@@ -117,8 +117,8 @@ class Cooldown(LRScheduler):
 
         Args:
             loss: The training loss of the step: a number, or a tensor, which is not waited for.
-            closure: Returns the same loss again, without `backward`. With it forecasts are more
-                certain; see `Forecaster.update`.
+            closure: Returns the same loss again, without `backward`. With it the noise is
+                measured directly; see `Forecaster.update`.
         """
         self._step_count += 1
         self.last_epoch += 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -74,15 +76,23 @@ def kept_buffers(model: nn.Module | None) -> Iterator[None]:
 
 @contextmanager
 def kept_generators(params: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the random generators of the host and of the devices of parameters after a block.
+    """Restore the random generators of Python, NumPy and torch after a block.
+
+    Args:
+        params: Parameters, on whose devices generators are restored, too.
 
     Yields:
         None.
     """
     devices = {p.device for p in params if p.device.type != "cpu"}
     kind = next(iter(devices)).type if devices else "cuda"
-    with torch.random.fork_rng(list(devices), device_type=kind):
-        yield
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(list(devices), device_type=kind):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
 
 
 def are_exchanged(params: Sequence[Tensor]) -> bool:
