@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,7 @@ from equilibrate.forecast.outcome import FEWEST, KEPT, History, Outcomes, outcom
 from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers, kept_generators
-from equilibrate.watching.rates import Scalar, learning_rate
+from equilibrate.watching.rates import RateLog
 from equilibrate.watching.sharding import are_alike, mean_over_processes, regathered, share_mean
 from equilibrate.watching.watcher import Watcher
 
@@ -28,8 +27,6 @@ _COMPARISONS = 256
 _BETWEEN = 50
 """Steps between two comparisons. A forward pass is a third of a step, so they take 0.7 % of the
 time."""
-_CHANGES = 1024
-"""Changes of the learning rate that are kept."""
 _OF_HORIZON = 0.24
 """Half-life of a mean that is made for a cooldown, in units of its length."""
 _HALF_LIFE = 0.05
@@ -41,8 +38,6 @@ share of the noise, which made the gain 1.2 to 1.4 times too small at step 1,000
 _FEWEST, _LONGEST = 8, 128
 """In how many times `every` steps there is no forecast, and how many steps that is at the most,
 because first steps are sampled more densely."""
-_TOLERANCE = 0.2
-"""By which share learning rates may differ and still count as the same."""
 
 _INSIDE = (
     "inside forecaster.averaged(), where the parameters have other values: leave the block first"
@@ -268,7 +263,7 @@ class Forecaster(Watcher):
             "comparisons": self._compared.state_dict(self._compared.parts[0]),
             "losses": self._losses.state_dict(),
             "first_loss": self._first_loss,
-            "rates": [[step, *map(float, lrs)] for step, lrs in self._rates],
+            "rates": self._rates.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -281,8 +276,7 @@ class Forecaster(Watcher):
             raise RuntimeError(f"a state was loaded {_INSIDE}")
         self._load_counters(state_dict)
         self._horizon, self._due = state_dict["horizon"], state_dict["due"]
-        rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
-        self._rates = deque(rates, maxlen=_CHANGES)
+        self._rates.load_state(state_dict["rates"])
         self._mean.load_state_dict(state_dict)
         self._compared.load_state_dict(state_dict["comparisons"])
         self._losses.load_state_dict(state_dict["losses"])
@@ -312,12 +306,10 @@ class Forecaster(Watcher):
 
     def _lay_out(self) -> None:
         super()._lay_out()
-        self._rates: deque[tuple[int, list[Scalar]]] = deque(maxlen=_CHANGES)
-        """The learning rates at the steps where they changed."""
+        self._rates = RateLog()
 
     def _settings_changed(self) -> None:
-        lrs = [learning_rate(group) for group in self._optimizer.param_groups]
-        self._rates.append((self._step, lrs))
+        self._rates.add(self._step, self._optimizer)
 
     def _before(self, deferred: bool) -> None:
         self._pending = self._measured
@@ -389,20 +381,8 @@ class Forecaster(Watcher):
     # Forecasts --------------------------------------------------------------------------------
 
     def constant_since(self) -> int:
-        """Return the step since which the learning rates are those of the present.
-
-        Learning rates may have differed by up to 20 % from what they are now. It waits for rates
-        that are tensors on a device.
-        """
-        if not self._rates:
-            return self._start
-        table = [(step, [float(lr) for lr in lrs]) for step, lrs in self._rates]
-        since, now = table[-1]
-        for step, lrs in reversed(table):
-            if len(lrs) != len(now) or not all(map(_is_close, lrs, now)):
-                break
-            since = step
-        return max(self._start, since)
+        """Return the step since which the learning rates are those of the present, or nearly so."""
+        return max(self._start, self._rates.constant_since())
 
     def outcomes(self, horizon: int, *, shared: bool = False) -> Outcomes | str:
         """Return what is known of the next steps, or why nothing is; see `forecast`.
@@ -490,7 +470,3 @@ class Forecaster(Watcher):
                 "model has none of the optimizer's parameters, so its values would not be "
                 "averaged: pass the model that is trained"
             )
-
-
-def _is_close(lr: float, now: float) -> bool:
-    return abs(lr - now) <= _TOLERANCE * abs(now)
