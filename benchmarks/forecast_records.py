@@ -28,6 +28,11 @@ NOTHING = Samples(np.zeros(0), np.zeros(0), np.zeros(0))
 """No samples."""
 
 
+def setting(record: dict[str, Any]) -> tuple[float, int]:
+    """Return the learning rate and the batch size of a run."""
+    return record["settings"]["lr"], record["batch_size"]
+
+
 def history(record: dict[str, Any], step: int) -> History:
     """Return what a forecaster would know at a step."""
     first = step // 2
