@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from equilibrate.forecast.outcome import FEWEST, KEPT, History, Outcomes, outcom
 from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
 from equilibrate.watching.edits import kept_buffers, kept_generators
-from equilibrate.watching.rates import RateLog
+from equilibrate.watching.rates import Scalar, constant_since, learning_rate
 from equilibrate.watching.sharding import are_alike, mean_over_processes, regathered, share_mean
 from equilibrate.watching.watcher import Watcher
 
@@ -27,6 +28,8 @@ _COMPARISONS = 256
 _BETWEEN = 50
 """Steps between two comparisons. A forward pass is a third of a step, so they take 0.7 % of the
 time."""
+_CHANGES = 1024
+"""Changes of the learning rate that are kept."""
 _OF_HORIZON = 0.24
 """Half-life of a mean that is made for a cooldown, in units of its length."""
 _HALF_LIFE = 0.05
@@ -263,7 +266,7 @@ class Forecaster(Watcher):
             "comparisons": self._compared.state_dict(self._compared.parts[0]),
             "losses": self._losses.state_dict(),
             "first_loss": self._first_loss,
-            "rates": self._rates.state(),
+            "rates": self._changes(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -276,7 +279,8 @@ class Forecaster(Watcher):
             raise RuntimeError(f"a state was loaded {_INSIDE}")
         self._load_counters(state_dict)
         self._horizon, self._due = state_dict["horizon"], state_dict["due"]
-        self._rates.load_state(state_dict["rates"])
+        rates = [(int(step), list(lrs)) for step, *lrs in state_dict["rates"]]
+        self._rates = deque(rates, maxlen=_CHANGES)
         self._mean.load_state_dict(state_dict)
         self._compared.load_state_dict(state_dict["comparisons"])
         self._losses.load_state_dict(state_dict["losses"])
@@ -306,10 +310,15 @@ class Forecaster(Watcher):
 
     def _lay_out(self) -> None:
         super()._lay_out()
-        self._rates = RateLog()
+        self._rates: deque[tuple[int, list[Scalar]]] = deque(maxlen=_CHANGES)
+        """The learning rates at the steps where they changed."""
 
     def _settings_changed(self) -> None:
-        self._rates.add(self._step, self._optimizer)
+        lrs = [learning_rate(group) for group in self._optimizer.param_groups]
+        self._rates.append((self._step, lrs))
+
+    def _changes(self) -> list[list[float]]:
+        return [[step, *map(float, lrs)] for step, lrs in self._rates]
 
     def _before(self, deferred: bool) -> None:
         self._pending = self._measured
@@ -381,8 +390,11 @@ class Forecaster(Watcher):
     # Forecasts --------------------------------------------------------------------------------
 
     def constant_since(self) -> int:
-        """Return the step since which the learning rates are those of the present, or nearly so."""
-        return max(self._start, self._rates.constant_since())
+        """Return the step since which the learning rates are those of the present, or nearly so.
+
+        It waits for rates that are tensors on a device.
+        """
+        return max(self._start, constant_since(self._changes()))
 
     def outcomes(self, horizon: int, *, shared: bool = False) -> Outcomes | str:
         """Return what is known of the next steps, or why nothing is; see `forecast`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from numbers import Real
 from operator import itemgetter
@@ -15,8 +14,6 @@ from torch.optim import Optimizer
 
 Group = dict[str, Any]
 Scalar = float | Tensor
-_CHANGES = 1024
-"""Changes of the learning rate that are kept."""
 _TOLERANCE = 0.2
 """By which share learning rates may differ and still count as the same."""
 
@@ -37,37 +34,19 @@ def learning_rate(group: Group) -> Scalar:
     return 1.0 if lr is None else lr
 
 
-class RateLog:
-    """The learning rates of an optimizer, at the last steps at which they changed."""
+def constant_since(changes: Iterable[Sequence[float]]) -> int:
+    """Return the step since which learning rates are those of the present, or within 20 % of them.
 
-    def __init__(self) -> None:
-        self._changes: deque[tuple[int, list[Scalar]]] = deque(maxlen=_CHANGES)
-
-    def add(self, step: int, optimizer: Optimizer) -> None:
-        """Note the learning rates of the groups after some steps."""
-        self._changes.append((step, [learning_rate(group) for group in optimizer.param_groups]))
-
-    def constant_since(self) -> int:
-        """Return the step since which the learning rates are those of the present.
-
-        They may have differed by up to 20 % from what they are now. It waits for rates that are
-        tensors on a device.
-        """
-        since, now = 0, None
-        for step, *lrs in reversed(self.state()):
-            now = now or lrs
-            if len(lrs) != len(now) or not all(map(_is_close, lrs, now)):
-                break
-            since = int(step)
-        return since
-
-    def state(self) -> list[list[float]]:
-        """Return the state: a row for each change."""
-        return [[step, *map(float, lrs)] for step, lrs in self._changes]
-
-    def load_state(self, state: list[list[float]]) -> None:
-        """Restore a state."""
-        self._changes = deque([(int(step), list(lrs)) for step, *lrs in state], maxlen=_CHANGES)
+    Args:
+        changes: A step at which they changed, and the rates from there on, one row after the other.
+    """
+    since, now = 0, None
+    for step, *lrs in reversed(list(changes)):
+        now = now or lrs
+        if len(lrs) != len(now) or not all(map(_is_close, lrs, now)):
+            break
+        since = int(step)
+    return since
 
 
 def _is_close(lr: float, now: float) -> bool:
