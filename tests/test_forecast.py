@@ -377,19 +377,13 @@ def test_training_is_bit_identical_with_a_forecaster(name):
 
 
 def test_a_comparison_restores_random_generators():
-    p = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([p], lr=0.1)
-    forecaster = eq.Forecaster(optimizer, every=1)
     drawn = []
 
     def draw():
         drawn.append([random.random(), np.random.rand(), torch.rand(()).item()])  # noqa: NPY002
         return 1.0
 
-    for _ in range(50):
-        p.grad = torch.ones(3)
-        optimizer.step()
-        forecaster.update(1.0, draw)
+    handed(50, lambda forecaster, step: forecaster.update(1.0, draw))
     draw()
     assert len(drawn) == 2
     assert drawn[0] == drawn[1]
@@ -525,45 +519,48 @@ def test_all_steps_skipped():
     assert "samples of gradients that are finite and not zero" in str(forecaster.forecast())
 
 
-def test_losses_are_needed():
+def handed(steps, update=lambda forecaster, step: None, *, every=1):
+    """A forecaster after steps with gradients of 1, and what is called after each of them."""
     p = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([p], lr=0.1)
-    forecaster = eq.Forecaster(optimizer, every=1)
-    for _ in range(40):
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    forecaster = eq.Forecaster(optimizer, every=every)
+    for step in range(steps):
         p.grad = torch.ones(3)
         optimizer.step()
+        update(forecaster, step)
+    return forecaster, p
+
+
+def test_losses_are_needed():
+    forecaster, _ = handed(40)
     assert forecaster.forecast().undefined == (
         "no finite loss was handed over: call forecaster.update(loss) after every optimizer step"
     )
     assert "no finite loss was handed over" in forecaster.what_if(10).method
 
 
-@pytest.mark.parametrize(("every", "times"), [(4, 1), (1, 4)])
-def test_losses_of_other_calls_than_steps_are_not_believed(every, times):
+@pytest.mark.parametrize(("between", "times"), [(4, 1), (1, 4)])
+def test_losses_of_other_calls_than_steps_are_not_believed(between, times):
     """A loss for each of four steps, and four losses for a step, as of its micro-batches."""
-    p = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([p], lr=0.1)
-    forecaster = eq.Forecaster(optimizer)
-    for step in range(200):
-        p.grad = torch.ones(3)
-        optimizer.step()
-        for _ in range(times if step % every == 0 else 0):
+
+    def update(forecaster, step):
+        for _ in range(times if step % between == 0 else 0):
             forecaster.update(1.0)
-    calls = 200 // every * times
+
+    forecaster, _ = handed(200, update, every=16)
+    calls = 200 // between * times
     reason = f"losses were handed over {calls} times in 200 optimizer steps: call forecaster.update"
     assert forecaster.forecast().undefined.startswith(reason)
 
 
 def test_a_closure_that_returns_nothing():
     """The error names it, and leaves the parameters as they are."""
-    p = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([p], lr=0.5)
-    forecaster = eq.Forecaster(optimizer, every=1)
-    for step in range(50):
-        p.grad = torch.ones(3)
-        optimizer.step()
+
+    def update(forecaster, step):
         if step < 49:
             forecaster.update(1.0, lambda: None)
+
+    forecaster, p = handed(50, update)
     with pytest.raises(TypeError, match=r"what the closure returns must be a number .* NoneType"):
         forecaster.update(1.0, lambda: None)
     assert p.tolist() == [1 - 0.5 * 50] * 3

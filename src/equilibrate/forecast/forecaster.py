@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from equilibrate._arguments import check_steps, lies_between
 from equilibrate.estimates import Estimate
-from equilibrate.forecast.losses import Losses, are_unequal, check_loss
+from equilibrate.forecast.losses import Losses, are_mismatched, check_loss
 from equilibrate.forecast.outcome import FEWEST, KEPT, History, Outcomes, outcomes
 from equilibrate.forecast.running_mean import RunningMean, SampleLog
 from equilibrate.forecast.values import Forecast
@@ -38,9 +38,9 @@ a cooldown over a fifth of them."""
 _IN_HALF_LIFE = 8
 """Samples in a half-life of the mean, at least, as long as steps allow: a mean of fewer keeps a
 share of the noise, which made the gain 1.2 to 1.4 times too small at step 1,000 of networks."""
-_FEWEST, _LONGEST = 8, 128
-"""In how many times `every` steps there is no forecast, and how many steps that is at the most,
-because first steps are sampled more densely."""
+_FIRST_SAMPLES, _FIRST_STEPS = 8, 128
+"""There is no forecast before so many times `every` steps, and so many steps are always enough,
+because the first ones are sampled more densely."""
 
 _INSIDE = (
     "inside forecaster.averaged(), where the parameters have other values: leave the block first"
@@ -420,13 +420,13 @@ class Forecaster(Watcher):
         if not self.is_attached and not self._mean.taken:
             return "nothing is measured any more"
         since = self.constant_since()
-        needed = min(_FEWEST * self._every, _LONGEST)
+        needed = min(_FIRST_SAMPLES * self._every, _FIRST_STEPS)
         if (seen := self._step - since) < needed:
             return f"it needs {needed} steps at this learning rate, and has seen {seen}"
         advice = "call forecaster.update(loss) after every optimizer step"
         if not counts.any():
             return f"no finite loss was handed over: {advice}"
-        if are_unequal(calls := self._losses.calls, steps := self._step - self._first_loss):
+        if are_mismatched(calls := self._losses.calls, steps := self._step - self._first_loss):
             return f"losses were handed over {calls:,} times in {steps:,} optimizer steps: {advice}"
         samples = self._mean.samples(totals, since)
         own, averaged = self._compared.parts[0].cpu().numpy().T

@@ -124,8 +124,8 @@ class Losses:
         self._given = []
 
 
-def are_unequal(calls: int, steps: int) -> bool:
-    """Return whether calls were not made once after each optimizer step.
+def are_mismatched(calls: int, steps: int) -> bool:
+    """Return whether a function is not called once after each optimizer step.
 
     Gradient scaling skips some sixteen steps at the start.
     """

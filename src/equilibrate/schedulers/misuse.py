@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from equilibrate.forecast.losses import are_unequal
+from equilibrate.forecast.losses import are_mismatched
 from equilibrate.watching.hooks import StepHooks
 
 _UNCALLED = 200
@@ -31,7 +31,7 @@ def mismatch(calls: int, seen: int, total_steps: int) -> str | None:
             "scheduler was created with, and wrap compiled or captured steps in "
             "`with eq.measure(optimizer):`"
         )
-    if seen and are_unequal(calls, seen):
+    if seen and are_mismatched(calls, seen):
         return (
             f"step() is not called once after every optimizer step (at first {calls} times in "
             f"{seen} of them), and total_steps={total_steps} counts calls: call "
