@@ -60,12 +60,11 @@ def confirmation(records: dict[str, Record]) -> str:
         "|" + " --- |" * 8,
     ]
     for task, title in TITLES.items():
-        live = [
-            r for r in records.values() if r["task"] == task and {*SCHEDULES} <= {*r["schedules"]}
-        ]
+        live = [r for r in records.values() if r["task"] == task and "Cooldown" in r["schedules"]]
         for seed in sorted({r["seed"] for r in live}):
             runs = [ends(r) for r in live if r["seed"] == seed]
-            cells = [_loss(min(end[name] for end in runs)) for name in (0.2, 0.1, *SCHEDULES)]
+            made = [[end[name] for end in runs if name in end] for name in (0.2, 0.1, *SCHEDULES)]
+            cells = [_loss(min(losses, default=None)) for losses in made]
             cells[2] += f" ({min(runs, key=lambda end: end['Cooldown'])['share']:.2g})"
             lines.append(f"| {title}, {seed} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -30,17 +30,17 @@ RECORDS = Path(__file__).parent / "results" / "forecast"
 FIGURE, PAGE = ROOT / "docs" / "figures" / "forecast.png", ROOT / "docs" / "forecast.md"
 GROUPS = {
     "tuned": re.compile(r"(gpt2|transformer)-1[0-2]\b|\w+-31\b"),
-    "sparse": re.compile(r"(transformer|vit|batchnorm|groupnorm)-4[12]\b"),
-    "new": re.compile(r"\w+-[56]\d\b"),
+    "faulty": re.compile(r"(gpt2|transformer|vit|batchnorm|groupnorm)-[2-5]\d\b"),
+    "new": re.compile(r"\w+-[5-7]\d\b"),
     "seen": re.compile(""),
 }
-"""Runs that constants were chosen on; runs recorded with a mean of one in 16 steps; runs made when
-the method was fixed; and all others, which were looked at before. A run is in the first that fits.
-"""
+"""Runs that constants were chosen on; runs whose branches had the fault that the plan describes;
+runs made when the method was fixed; and all others, which were looked at before. A run is in the
+first that fits."""
 EARLIER = {
     "seen": "Runs that had been looked at before the method was changed for the last time",
-    "sparse": "Runs whose mean is one of one in 16 steps from the beginning",
-    "tuned": "Runs that constants were chosen on",
+    "faulty": "Runs whose branches began with the momentum or the moments of the one before",
+    "tuned": "Runs that constants were chosen on; those of larger networks have that fault, too",
 }
 LONG = 0.5
 """Branches that are as long as this share of the steps before them have a row of their own."""
@@ -138,8 +138,9 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
     """
     lines = [
         "| | branches | realised/forecast gain: median, 10 % to 90 % | within 10 %; 20 % | "
-        "95 % intervals cover | half-width of these/gain | held-out/forecast gain |",
-        "|" + " --- |" * 7,
+        "95 % intervals cover | half-width of these/gain | held-out/forecast gain | "
+        "within 10 %; 20 % | cover |",
+        "|" + " --- |" * 9,
     ]
     for title, chosen in [
         *_by_task(found),
@@ -147,17 +148,24 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
         ("longer ones", [b for b in found if b.horizon >= LONG * b.step]),
     ]:
         if chosen:
-            ratios = np.array([b.realised / b.gain for b in chosen])
-            low, middle, high = np.percentile(ratios, [10, 50, 90])
-            off = np.abs(ratios - 1)
-            cover = np.mean([abs(b.realised - b.gain) < b.margin for b in chosen])
             width = np.median([b.margin / b.gain for b in chosen])
-            lines.append(
-                f"| {title} | {len(chosen)} | {middle:.2f}, {low:.2f} to {high:.2f} | "
-                f"{np.mean(off < 0.1):.0%}; {np.mean(off < 0.2):.0%} | {cover:.0%} | "
-                f"{width:.0%} | {np.nanmedian([b.held_out / b.gain for b in chosen]):.2f} |"
-            )
+            cells = [*_came_true(chosen, "realised"), f"{width:.0%}"]
+            cells += _came_true(chosen, "held_out")
+            lines.append(f"| {title} | {len(chosen)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _came_true(found: list[Branch], name: str) -> list[str]:
+    """Return a gain over its forecast, how often it is near it, and how often in its interval."""
+    known = [(b, getattr(b, name)) for b in found if not math.isnan(getattr(b, name))]
+    if not known:
+        return ["–"] * 3
+    ratios = np.array([gained / b.gain for b, gained in known])
+    low, middle, high = np.percentile(ratios, [10, 50, 90])
+    off = np.abs(ratios - 1)
+    cover = np.mean([abs(gained - b.gain) < b.margin for b, gained in known])
+    near = f"{np.mean(off < 0.1):.0%}; {np.mean(off < 0.2):.0%}"
+    return [f"{middle:.2f}, {low:.2f} to {high:.2f}", near, f"{cover:.0%}"]
 
 
 def errors(found: list[Branch]) -> str:
@@ -324,7 +332,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(f"{options.records} holds no branch to report")
     draw(found["new"], FIGURE)
     fresh = {run: records[run] for run in new}
-    reported = {run: r for run, r in records.items() if run not in groups["tuned"]}
+    reported = fresh | {run: records[run] for run in groups["seen"]}
     compared = pairs(reported)
     parts = {
         "forecast": summary(found["new"], without),

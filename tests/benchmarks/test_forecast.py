@@ -22,7 +22,7 @@ def page(load, tmp_path, monkeypatch):
     return table
 
 
-@pytest.mark.parametrize("run", ["mlp:51", "gpt2:52:0.5"])
+@pytest.mark.parametrize("run", ["mlp:51", "gpt2:72:0.5"])
 def test_a_tiny_run_is_recorded_and_drawn(load, page, tmp_path, run):
     load("forecast").main([run, "--tiny", "--schedules", "--out", str(tmp_path / "records")])
     (path,) = (tmp_path / "records").glob("*.json")
