@@ -80,7 +80,7 @@ _STEEPNESS = 0.8
 _STEEPNESS_ERROR, _NOISE_ERROR, _KEPT_ERROR = 0.15, 0.25, 0.1
 """Standard errors beyond those of samples and losses: of the steepness and of the noise, as shares
 of them, because a cooldown is not just a mean; and of κ. Cooldowns removed as much noise as the
-mean tells in language models, 0.9 of it in an MLP and 1.2 to 2 times in networks for images."""
+mean tells in language models and MLPs, and 1.2 to 1.4 times that in networks for images."""
 FEWEST = 4
 """Samples without which there is no error bar."""
 _NORMAL = 1.96
