@@ -137,9 +137,9 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
         without: Those of which there are forecasts without a closure, too.
     """
     lines = [
-        "| | branches | realised/forecast gain: median, 10 % to 90 % | within 10 %; 20 % | "
-        "95 % intervals cover | half-width of these/gain | held-out/forecast gain | "
-        "within 10 %; 20 % | cover |",
+        "| | cooldowns | realised/forecast gain: median, 10 % to 90 % | within 10 %; 20 % | "
+        "in the 95 % interval | its half-width/forecast gain | "
+        "held-out/forecast gain | within 10 %; 20 % | in the interval |",
         "|" + " --- |" * 9,
     ]
     for title, chosen in [
@@ -332,15 +332,14 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(f"{options.records} holds no branch to report")
     draw(found["new"], FIGURE)
     fresh = {run: records[run] for run in new}
-    reported = fresh | {run: records[run] for run in groups["seen"]}
-    compared = pairs(reported)
+    compared = pairs(fresh)
     parts = {
         "forecast": summary(found["new"], without),
         "errors": errors(found["new"]),
         "what if": what_if(fresh),
         "ordering": ordering(compared),
         "confirmation": confirmation(fresh),
-        "regrets": regrets(reported),
+        "regrets": regrets(fresh),
     }
     page = PAGE.read_text()
     for name, text in parts.items():
