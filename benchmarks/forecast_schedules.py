@@ -3,10 +3,7 @@
 from typing import Any
 
 import numpy as np
-from forecast_records import TITLES, history
-
-from equilibrate.forecast.outcome import outcomes
-from equilibrate.schedulers.cooldown import judge
+from forecast_records import TITLES
 
 SHARES = (0.5, 0.3, 0.2, 0.1)
 """Fixed shares of the steps that a decay may take."""
@@ -17,9 +14,8 @@ Record = dict[str, Any]
 def ends(record: Record) -> dict[Any, float]:
     """Return held-out losses at the end of all schedules, and the "share" that `Cooldown` chose.
 
-    There are none if decays over the last fifth and the last tenth are not recorded. If no training
-    was made with `Cooldown`, the share is what it would choose according to the record, and its end
-    is interpolated between those of fixed shares.
+    There are none if decays over the last fifth and the last tenth are not recorded, or if no
+    training was made with `Cooldown`.
     """
     total = record["steps"]
     found: dict[Any, float] = {
@@ -27,46 +23,26 @@ def ends(record: Record) -> dict[Any, float]:
         for made in record["branches"]
         if made["step"] + made["horizon"] == total and made["kind"] == "cooldown"
     }
-    known = sorted(found)
-    if not {0.2, 0.1} <= set(known):
+    if not {0.2, 0.1} <= set(found) or "Cooldown" not in record["schedules"]:
         return {}
-    found |= record["schedules"]
-    if "Cooldown" in found:
-        return found | {"share": record["decays"]["Cooldown"] / total}
-    found["share"] = share = chosen_share(record)
-    if share <= known[-1]:
-        found["Cooldown"] = float(np.interp(share, known, [found[u] for u in known]))
-    return found
-
-
-def chosen_share(record: Record) -> float:
-    """Return the share of the steps that `Cooldown` would decay over."""
-    total = record["steps"]
-    for step in sorted({*range(100, total, 100), round(0.8 * total), round(0.9 * total)}):
-        left = total - step
-        if judge(outcomes(history(record, step), left), left, left / total)[0]:
-            return left / total
-    raise AssertionError("it begins at the last when a tenth is left")
+    return found | record["schedules"] | {"share": record["decays"]["Cooldown"] / total}
 
 
 def confirmation(records: dict[str, Record]) -> str:
-    """Return where schedules end, each at the best of its rates, as a table.
-
-    Of the runs that were also trained with `Cooldown`; a row for each task and seed.
-    """
+    """Return where schedules end, each at the best of its settings, as a table by task and seed."""
     lines = [
-        "| task, seed | rates | last 0.2 | last 0.1 | `Cooldown` (its share) | averaged weights | "
-        "cosine | cosine to a tenth |",
+        "| task, seed | settings | last 0.2 | last 0.1 | `Cooldown` (its share) | "
+        "averaged weights | cosine | cosine to a tenth |",
         "|" + " --- |" * 8,
     ]
     for task, title in TITLES.items():
-        live = [r for r in records.values() if r["task"] == task and "Cooldown" in r["schedules"]]
-        for seed in sorted({r["seed"] for r in live}):
-            runs = [ends(r) for r in live if r["seed"] == seed]
+        found = [(r["seed"], ends(r)) for r in records.values() if r["task"] == task]
+        for chosen in sorted({seed for seed, end in found if end}):
+            runs = [end for seed, end in found if seed == chosen and end]
             made = [[end[name] for end in runs if name in end] for name in (0.2, 0.1, *SCHEDULES)]
             cells = [_loss(min(losses, default=None)) for losses in made]
             cells[2] += f" ({min(runs, key=lambda end: end['Cooldown'])['share']:.2g})"
-            lines.append(f"| {title}, {seed} | {len(runs)} | {' | '.join(cells)} |")
+            lines.append(f"| {title}, {chosen} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -142,16 +142,6 @@ def test_packed_images_are_restored(load):
         assert np.array_equal(pack_data.unpack(pack_data.pack(images)), images & 0b11111000)
 
 
-def test_the_share_that_cooldown_would_choose(load):
-    """At the noise floor the whole second half, and the last fifth while nothing is known."""
-    random = np.random.default_rng(0)
-    own = 1 + random.normal(0, 0.01, 1000)
-    pairs = [[t, 0.067 * t, own[t], own[t] - 0.5] for t in range(50, 1000, 50)]
-    record = {"steps": 1000, "losses": own.tolist(), "comparisons": pairs, "products": []}
-    assert load("forecast_schedules").chosen_share(record) == 0.5
-    assert load("forecast_schedules").chosen_share(record | {"comparisons": pairs[:2]}) == 0.2
-
-
 def test_the_cost_is_measured_in_blocks(load, tmp_path):
     path = tmp_path / "cost.json"
     load("forecast_cost").main(["--tiny", "--rounds", "2", "--out", str(path)])
