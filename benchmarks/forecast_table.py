@@ -149,13 +149,13 @@ def summary(found: list[Branch], without: Sequence[Branch] = ()) -> str:
     ]:
         if chosen:
             width = np.median([b.margin / b.gain for b in chosen])
-            cells = [*_came_true(chosen, "realised"), f"{width:.0%}"]
-            cells += _came_true(chosen, "held_out")
+            cells = [*_accuracy(chosen, "realised"), f"{width:.0%}"]
+            cells += _accuracy(chosen, "held_out")
             lines.append(f"| {title} | {len(chosen)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _came_true(found: list[Branch], name: str) -> list[str]:
+def _accuracy(found: list[Branch], name: str) -> list[str]:
     """Return a gain over its forecast, how often it is near it, and how often in its interval."""
     known = [(b, getattr(b, name)) for b in found if not math.isnan(getattr(b, name))]
     if not known:
@@ -325,21 +325,20 @@ def main(arguments: list[str] | None = None) -> None:
     for run in records:
         name = next(name for name, pattern in GROUPS.items() if pattern.match(run))
         groups[name].append(run)
-    new = groups["new"]
+    new = {run: records[run] for run in groups["new"]}
     found = {name: [b for run in runs for b in made[run]] for name, runs in groups.items()}
-    without = [b for run in new for b in branches(run, records[run], laws[run], closure=False)]
+    without = [b for run in new for b in branches(run, new[run], laws[run], closure=False)]
     if not found["new"]:
         raise SystemExit(f"{options.records} holds no branch to report")
     draw(found["new"], FIGURE)
-    fresh = {run: records[run] for run in new}
-    compared = pairs(fresh)
+    compared = pairs(new)
     parts = {
         "forecast": summary(found["new"], without),
         "errors": errors(found["new"]),
-        "what if": what_if(fresh),
+        "what if": what_if(new),
         "ordering": ordering(compared),
-        "confirmation": confirmation(fresh),
-        "regrets": regrets(fresh),
+        "confirmation": confirmation(new),
+        "regrets": regrets(new),
     }
     page = PAGE.read_text()
     for name, text in parts.items():

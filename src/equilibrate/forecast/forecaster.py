@@ -39,8 +39,8 @@ _IN_HALF_LIFE = 8
 """Samples in a half-life of the mean, at least, as long as steps allow: a mean of fewer keeps a
 share of the noise, which made the gain 1.2 to 1.4 times too small at step 1,000 of networks."""
 _FIRST_SAMPLES, _FIRST_STEPS = 8, 128
-"""There is no forecast before so many times `every` steps, and so many steps are always enough,
-because the first ones are sampled more densely."""
+"""Forecasts begin after `_FIRST_SAMPLES * every` steps, and after `_FIRST_STEPS` at the latest: the
+first steps are sampled more densely."""
 
 _INSIDE = (
     "inside forecaster.averaged(), where the parameters have other values: leave the block first"
